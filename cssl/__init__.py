@@ -1,0 +1,1 @@
+"""Semi-supervised image classification: one module per method."""

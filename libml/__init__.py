@@ -1,0 +1,1 @@
+"""The layer below the methods: data, augmentation, networks, losses, the training loop."""

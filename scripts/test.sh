@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Sets up the environment if needed and runs the linter and the whole test suite; arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/environment.sh
+ruff check .
+python -m pytest "$@"

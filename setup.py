@@ -1,0 +1,31 @@
+"""Packaging: what is installed, and what each dependency is for."""
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="cssl",
+    version="0.1.0",
+    description="Credal self-supervised learning and its relatives in TensorFlow 2 / Keras 3",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
+    python_requires=">=3.10",
+    install_requires=[
+        "absl-py>=2.0",  # the flags users of FixMatch know
+        "importlib_resources",  # tensorflow-datasets needs it and does not declare it
+        "keras>=3.8",  # networks and the model class
+        "matplotlib>=3.8",  # contact sheets, plots, the report page
+        "numpy>=1.26",  # splits, evaluation, calibration
+        "pillow>=9.5",  # image files; the definition of every augmentation
+        "scikit-learn>=1.4",  # the embedded handwritten digits
+        "tensorboard>=2.18",  # event files: written by TensorFlow, read by the extraction scripts
+        "tensorflow>=2.18",  # everything that is computed
+        "tensorflow-datasets>=4.9.7",  # CIFAR, SVHN, STL-10, Fashion-MNIST
+        "tqdm>=4.60",  # progress bars
+    ],
+    extras_require={
+        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6"],  # the suite, its property tests, its lint check
+    },
+)
