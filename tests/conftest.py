@@ -1,6 +1,40 @@
-"""Shared by all tests: quiet TensorFlow, oneDNN on, two logical CPU devices for replica tests."""
+"""Shared by all tests: oneDNN on, no GPU, several logical CPU devices, real data where it is."""
 import os
+import subprocess
+import sys
+from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from cssl import cli  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+
+
+@pytest.fixture(scope="session")
+def real_data_dir() -> Path:
+    """The folder with the real CIFAR-10; tests that need it are skipped where it is absent."""
+    folder = cli.default_data_dir()
+    if not any((folder / "cifar10").glob("*/dataset_info.json")):
+        pytest.skip(f"no CIFAR-10 in {folder}; scripts/create_datasets.py cifar10 puts it there")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def command():
+    """Runs a Python program of the project as a user would: returns the finished process, its output as text."""
+    def run(*arguments, code: int = 0, timeout: float = 300, **environment) -> subprocess.CompletedProcess:
+        done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
+                              timeout=timeout, env={**os.environ, **environment})
+        assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}"
+        if code == 2:
+            assert "Traceback" not in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        return done
+
+    return run

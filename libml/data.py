@@ -1,0 +1,274 @@
+"""Dataset names, the parts of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from libml import sources, splits
+from libml.errors import UserError
+
+GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 or folder:PATH.1@all-100, where "
+           "<labels> is a number or `all`")
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """The parts of a name such as cifar10.3@40-1; labels is None for `all`."""
+
+    dataset: str
+    seed: int
+    labels: int | None
+    valid: int
+
+    def __str__(self) -> str:
+        return f"{self.dataset}.{self.seed}@{'all' if self.labels is None else self.labels}-{self.valid}"
+
+
+def parse_name(text: str) -> DatasetName:
+    """Parses <dataset>.<seed>@<labels>-<valid>; the dataset part may itself hold dots and slashes (folder:PATH)."""
+    match = re.fullmatch(r"(?P<dataset>.+)\.(?P<seed>\d+)@(?P<labels>\d+|all)-(?P<valid>\d+)", text)
+    if not match:
+        raise UserError(f"Malformed dataset name {text!r}: {GRAMMAR}.")
+    dataset, seed, labels = match["dataset"], int(match["seed"]), match["labels"]
+    known = [*sources.TFDS_DATASETS, "digits", "folder:PATH"]
+    if not dataset.startswith("folder:") and dataset not in known:
+        raise UserError(f"Unknown dataset {dataset!r} in {text!r}; there are {', '.join(known)}.")
+    if seed >= 2 ** 32:
+        raise UserError(f"Split seed {seed} in {text!r} is too large; expected 0 to {2 ** 32 - 1}.")
+    if labels == "0":
+        raise UserError(f"{text!r} asks for no label at all; expected at least 1, or `all`.")
+    return DatasetName(dataset, seed, None if labels == "all" else int(labels), int(match["valid"]))
+
+
+@dataclass(frozen=True)
+class SSLData:
+    """A dataset with its labelled, unlabelled, validation and test parts.
+
+    Attributes:
+        name: what the user asked for, as text.
+        images: [N, H, W, 3] uint8 training images (often memory-mapped); the index arrays below point into it.
+        labels: [N] int64, -1 where the class is not known.
+        labeled: [L] int64 indices of the labelled images.
+        labeled_classes: [L] int64, their classes.
+        order: [N] int64, all training images in the order of the unlabelled stream.
+        num_valid: how many at the front of `order` are validation images; the rest is the unlabelled set.
+        test_images: [M, H, W, 3] uint8.
+        test_labels: [M] int64.
+        class_names: one name per class.
+        mirror: whether mirroring is part of the default weak augmentation.
+        notes: lines for the user to read.
+    """
+
+    name: str
+    images: np.ndarray
+    labels: np.ndarray
+    labeled: np.ndarray
+    labeled_classes: np.ndarray
+    order: np.ndarray
+    num_valid: int
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    class_names: list[str]
+    mirror: bool
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width, channels."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def shift(self) -> int:
+        """The default weak augmentation's padding: an eighth of the width (4 at 32x32, 12 at 96x96)."""
+        return self.images.shape[2] // 8
+
+    @property
+    def unlabeled(self) -> np.ndarray:
+        """Indices of the unlabelled training images (the labelled ones are among them)."""
+        return self.order[self.num_valid:]
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Indices of the validation images."""
+        return self.order[:self.num_valid]
+
+    def parts(self, most_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns the evaluated parts as (images, labels): at most `most_labeled` labelled images, validation, test."""
+        few = np.s_[:most_labeled]
+        parts = {"train_labeled": (self.images[self.labeled[few]], self.labeled_classes[few]),
+                 "valid": (self.images[self.valid], self.labels[self.valid]),
+                 "test": (self.test_images, self.test_labels)}
+        return {name: part for name, part in parts.items() if len(part[1])}
+
+
+def load(name: str, data_dir: str | Path, image_size: int = 32) -> SSLData:
+    """Loads a dataset by name; `image_size` is used by folder datasets only."""
+    parsed = parse_name(name)
+    data_dir = Path(data_dir).expanduser()
+    if parsed.dataset == "digits":
+        source = sources.digits()
+    elif parsed.dataset.startswith("folder:"):
+        path = Path(parsed.dataset.removeprefix("folder:")).expanduser()
+        source = sources.folder_source(path, image_size, data_dir, parsed.seed)
+    else:
+        source = sources.tfds_source(parsed.dataset, data_dir)
+    return choose(source, parsed)
+
+
+def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
+                seed: int = 1, num_labels: int | None = None, valid: int = 1,
+                class_names: list[str] | None = None, mirror: bool = True) -> SSLData:
+    """Builds a dataset from NumPy arrays.
+
+    Args:
+        images: [N, H, W] or [N, H, W, 1 to 4] uint8 training images, labelled and unlabelled.
+        labels: [N] int, -1 marks an image without a label.
+        test_images: like images.
+        test_labels: [M] int.
+        seed: which of the possible labelled sets to draw.
+        num_labels: how many labels to use, None for all.
+        valid: how many images to set aside for validation.
+        class_names: names by class number; the numbers themselves when None.
+        mirror: whether a mirrored image keeps its class.
+    """
+    labels, test_labels = np.asarray(labels, np.int64), np.asarray(test_labels, np.int64)
+    images, test_images = sources.to_rgb(np.asarray(images)), sources.to_rgb(np.asarray(test_images))
+    if len(images) != len(labels) or len(test_images) != len(test_labels) or not len(test_labels):
+        raise UserError(f"Got {len(images)} images with {len(labels)} labels and {len(test_images)} test images with "
+                        f"{len(test_labels)} labels; expected one label per image (-1: none) and a test set.")
+    if images.shape[1:] != test_images.shape[1:]:
+        raise UserError(f"Training images are {images.shape[1:3]}, test images {test_images.shape[1:3]}; "
+                        "resize them alike.")
+    num_classes = int(labels.max()) + 1
+    missing = sorted(set(range(num_classes)) - set(np.unique(labels)))
+    if num_classes < 2 or missing or test_labels.min() < 0 or test_labels.max() >= num_classes:
+        raise UserError(f"Training labels run to {num_classes - 1}, without {missing or 'gaps'}, test labels from "
+                        f"{test_labels.min()} to {test_labels.max()}; expected classes 0, 1, ..., each with a training "
+                        "image.")
+    first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
+    source = sources.Source(images[first], labels[first], test_images, test_labels,
+                            class_names or [str(c) for c in range(num_classes)], mirror=mirror)
+    return choose(source, DatasetName("arrays", seed, num_labels, valid))
+
+
+def choose(source: sources.Source, name: DatasetName) -> SSLData:
+    """Chooses the labelled, validation and unlabelled images of a source."""
+    num_known = int(np.sum(source.labels >= 0))
+    num_classes = len(source.class_names)
+    notes = list(source.notes)
+    if (name.labels or 0) > num_known:
+        raise UserError(f"{name} asks for {name.labels} labels, but {name.dataset} has {num_known} labelled training "
+                        f"images; ask for at most that many, or for `all`.")
+    if name.valid >= len(source.labels):
+        raise UserError(f"{name} sets {name.valid} images aside for validation, but {name.dataset} has only "
+                        f"{len(source.labels)} training images; leave some for training.")
+    published = source.order is not None  # a dataset of the paper: the original's rules to the letter
+    labels = source.split_labels if published else np.asarray(source.labels[:num_known])
+    frequencies = source.frequencies
+    if frequencies is None:
+        frequencies = splits.class_frequencies(labels, num_classes)
+    if published:
+        order = np.asarray(source.order)
+    else:  # own data: images without a label follow after all those with one
+        order = np.concatenate([splits.unlabeled_order(labels, frequencies), np.arange(num_known, len(source.labels))])
+        if name.valid > num_known:
+            raise UserError(f"{name} sets {name.valid} images aside for validation, but only {num_known} have a label.")
+    if name.labels is None:
+        labeled = np.flatnonzero(np.asarray(source.labels) >= 0)
+    elif name.dataset == "stl10" and name.labels == 1000:
+        labeled = _fold(source, name)
+    else:
+        labeled = splits.labeled_indices(labels, name.labels, name.seed, frequencies)
+        if name.labels < num_classes:
+            notes.append(f"{name} has fewer labels ({name.labels}) than classes ({num_classes}): some have none.")
+    unknown = int(np.sum(np.asarray(source.labels)[labeled] < 0))
+    if unknown:
+        notes.append(f"{unknown} labelled images of {name} are unlabelled ones that count as class 0, as in the "
+                     "original program; only stl10 with 1000 labels uses the dataset's own labelled folds.")
+    shared = np.intersect1d(order[:name.valid], labeled).size
+    if shared and name.valid > 1:
+        notes.append(f"{shared} of the {name.valid} validation images of {name} are labelled training images too, as "
+                     "in the original program: validation accuracy is optimistic.")
+    return SSLData(str(name), source.images, np.asarray(source.labels), labeled, source.split_labels[labeled], order,
+                   name.valid, source.test_images, np.asarray(source.test_labels), source.class_names, source.mirror,
+                   notes)
+
+
+def _fold(source: sources.Source, name: DatasetName) -> np.ndarray:
+    if source.folds is None:
+        raise UserError("stl10 with 1000 labels needs the dataset's fold_indices.txt, which was not found when the "
+                        "images were decoded. Put it beside dataset_info.json, delete the cssl_cache folder there and "
+                        "start again.")
+    if name.seed >= len(source.folds):
+        raise UserError(f"{name}: stl10 with 1000 labels has folds 0 to {len(source.folds) - 1}; use one as seed.")
+    return np.asarray(source.folds[name.seed])
+
+
+def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch: int, first: int,
+                   count: int) -> tf.Tensor:
+    """Returns elements first .. first + count of the given step's batch from an endless shuffled stream.
+
+    Every epoch is an exact permutation of 0 .. total - 1, and no two epochs (or streams) share one. Nothing is
+    remembered: position p belongs to epoch p // total, whose permutation is a function of (seed, stream, epoch).
+    """
+    positions = tf.cast(step, tf.int64) * batch + first + tf.range(count, dtype=tf.int64)
+    epoch = positions // total
+    key = tf.constant([seed, stream], tf.int64)
+    seeds = tf.concat([tf.tile(key[None], [count, 1]), epoch[:, None]], 1)
+    # The raw op: tf.random.experimental.index_shuffle does not take one seed per element in TensorFlow 2.21.
+    shuffled = tf.raw_ops.RandomIndexShuffle(index=positions % total, seed=seeds, rounds=8,
+                                             max_index=tf.constant(total - 1, tf.int64))
+    return tf.ensure_shape(shuffled, [count])
+
+
+def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step: int = 0, num_shards: int = 1,
+            first_shard: int = 0, local_shards: int = 1) -> tf.data.Dataset:
+    """Returns the endless training batches from `start_step` on: flat dicts, a pure function of (seed, step).
+
+    With several replicas, element i is shard `first_shard + i % local_shards` of step `start_step + i // local_shards`:
+    the shards of a step together are the same global batch, however many there are.
+
+    Yields:
+        labeled: [batch / num_shards, H, W, 3] uint8; label: [batch / num_shards] int32;
+        unlabeled: [batch * uratio / num_shards, H, W, 3] uint8; unlabeled_label: the held-back classes, int32, -1 where
+        unknown: for monitoring only.
+    """
+    if batch % num_shards:
+        lower = batch - batch % num_shards
+        nearest = lower if lower and batch - lower <= lower + num_shards - batch else lower + num_shards
+        raise UserError(f"A batch of {batch} does not divide over {num_shards} replicas; the nearest that does is "
+                        f"{nearest}.")
+    images, labels = np.asarray(data.images), data.labels.astype(np.int32)  # asarray: a plain view of a memory map
+    labeled, classes, unlabeled = data.labeled, data.labeled_classes.astype(np.int32), data.unlabeled
+    labeled_count = batch // num_shards
+    unlabeled_count = labeled_count * uratio
+
+    def gather(x: np.ndarray, u: np.ndarray):
+        return images[labeled[x]], classes[x], images[unlabeled[u]], labels[unlabeled[u]]
+
+    def make(element: tf.Tensor) -> dict[str, tf.Tensor]:
+        step = start_step + element // local_shards
+        shard = first_shard + element % local_shards
+        x = stream_indices(step, seed=seed, stream=0, total=len(labeled), batch=batch,
+                           first=shard * labeled_count, count=labeled_count)
+        u = stream_indices(step, seed=seed, stream=1, total=len(unlabeled), batch=batch * uratio,
+                           first=shard * unlabeled_count, count=unlabeled_count)
+        # NumPy reads the memory map in place; a TensorFlow constant would be a second copy of the dataset.
+        values = tf.numpy_function(gather, [x, u], [tf.uint8, tf.int32, tf.uint8, tf.int32], stateful=False)
+        shapes = [(labeled_count, *data.image_shape), (labeled_count,), (unlabeled_count, *data.image_shape),
+                  (unlabeled_count,)]
+        names = ["labeled", "label", "unlabeled", "unlabeled_label"]
+        return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return (tf.data.Dataset.range(np.iinfo(np.int64).max)
+            .map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .prefetch(tf.data.AUTOTUNE).with_options(options))

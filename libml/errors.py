@@ -1,0 +1,5 @@
+"""The one exception type whose message is meant for the person at the command line."""
+
+
+class UserError(ValueError):
+    """Bad input: one line that says what came, what was expected and how to fix it."""

@@ -1,0 +1,82 @@
+"""Which images are labelled and in which order the others come, equal to FixMatch's files image by image."""
+from collections import deque
+
+import numpy as np
+
+
+def class_frequencies(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns the class counts divided by the largest of them, [num_classes] float64."""
+    counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
+    return counts / counts.max()
+
+
+def _most_wanted(frequencies: np.ndarray, taken: np.ndarray) -> int:
+    """The class that is furthest behind its share; the first one of equals."""
+    return int(np.argmax(frequencies - taken / max(taken.max(), 1)))
+
+
+def labeled_indices(labels: np.ndarray, size: int, seed: int, frequencies: np.ndarray) -> np.ndarray:
+    """Draws `size` labelled images, classes in proportion to `frequencies`.
+
+    Seed 0 takes each class in its stored order, any other seed shuffles the classes one after the other with
+    NumPy's legacy generator, which is what makes the published splits reproducible.
+
+    Args:
+        labels: [N] int, the class of every training image in the order of the original files.
+        size: how many to draw, at most N.
+        seed: the split's number.
+        frequencies: [classes] float64, the wanted class shares relative to the largest.
+
+    Returns:
+        [size] int64 indices in the order in which they were drawn.
+    """
+    queues = [np.flatnonzero(labels == c) for c in range(len(frequencies))]
+    if seed:
+        generator = np.random.RandomState(seed)
+        for queue in queues:
+            generator.shuffle(queue)
+    lengths = np.array([len(queue) for queue in queues])
+    taken = np.zeros(len(frequencies), np.int64)
+    frequencies = frequencies.copy()
+    out = np.empty(size, np.int64)
+    for i in range(size):
+        c = _most_wanted(frequencies, taken)
+        out[i] = queues[c][taken[c]]
+        taken[c] += 1
+        if taken[c] == lengths[c]:
+            frequencies[c] = -np.inf  # an exhausted class is never wanted again
+    return out
+
+
+def unlabeled_order(labels: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """Orders all training images so that every prefix has about the wanted class shares.
+
+    Images wait in one queue per class as they are read; whenever the class that is furthest behind has one waiting,
+    it goes out. What is still waiting at the end follows class by class.
+
+    Returns:
+        [N] int64, a permutation of all indices.
+    """
+    queues = [deque() for _ in frequencies]
+    taken = np.zeros(len(frequencies), np.int64)
+    wanted = _most_wanted(frequencies, taken)
+    order = []
+    for index, label in enumerate(labels.tolist()):
+        queues[label].append(index)
+        while queues[wanted]:
+            order.append(queues[wanted].popleft())
+            taken[wanted] += 1
+            wanted = _most_wanted(frequencies, taken)
+    for queue in queues:
+        order.extend(queue)
+    return np.array(order, np.int64)
+
+
+def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Returns the sorted indices of a random `fraction` of every class (at least one where it has two or more)."""
+    generator = np.random.RandomState(seed)
+    held = []
+    for c in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == c))
+        held.append(members[:min(len(members) - 1, max(1, round(fraction * len(members))))])
+    return np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
