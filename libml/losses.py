@@ -84,7 +84,7 @@ def project(p: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
 def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """Optimistic superset loss min_{t in Q} KL(t || p) [N], p = softmax(logits), Q = {t : t_y >= 1 - alpha}.
 
-    0 if p_y >= 1 - alpha, else KL(p^r || p) with p^r of `project`, both clipped to [1e-7, 1]; apart from these constants
+    0 if p_y >= 1 - alpha, else KL(p^r || p) with p^r of `project`, both clipped to [1e-7, 1]; but for these constants
     (1 - alpha) log((1 - alpha) / p_y) + alpha log(alpha / (1 - p_y)). alpha = 0 is cross-entropy, alpha = 1 no loss.
     Lienen & Hüllermeier, "Credal Self-Supervised Learning", NeurIPS 2021.
     """

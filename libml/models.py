@@ -54,14 +54,6 @@ class BatchNormalization(keras.layers.Layer):
         return y, mean, variance * count / tf.maximum(count - 1, 1)  # Bessel's correction, as the fused op has it
 
 
-class _Convolution(keras.layers.Conv2D):
-    """Conv2D with the bias added by the BiasAdd op, whose gradient is cheaper than a broadcast sum's."""
-
-    def call(self, x):
-        x = tf.nn.conv2d(x, tf.convert_to_tensor(self.kernel), self.strides, self.padding.upper())
-        return tf.nn.bias_add(x, tf.convert_to_tensor(self.bias))
-
-
 class _Factory:
     """Makes built layers with the project's initialisers, each with a seed of its own."""
 
@@ -76,7 +68,7 @@ class _Factory:
 
     def conv(self, name: str, channels: int, filters: int, size: int, stride: int = 1, padding: str = "same"):
         init = keras.initializers.RandomNormal(stddev=1 / math.sqrt(0.5 * size * size * filters), seed=self._seed())
-        layer = _Convolution(filters, size, stride, padding, kernel_initializer=init, name=name)
+        layer = keras.layers.Conv2D(filters, size, stride, padding, kernel_initializer=init, name=name)
         layer.build((None, None, None, channels))
         return layer
 
@@ -101,8 +93,10 @@ class _Noise:
         self.index = itertools.count()
 
     def uniform(self, shape):
-        seed = tf.random.experimental.stateless_fold_in(self.seed, next(self.index))
-        return tf.random.stateless_uniform(shape, seed)  # float32: half precision would distort the rate
+        seed = tf.random.experimental.stateless_fold_in(self.seed, next(self.index), alg="philox")
+        # From integers, because XLA makes other floats of the same bits; float32, as half would distort the rate.
+        bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
+        return tf.cast(bits, tf.float32) * 2.0 ** -32 + 0.5
 
     def dropout(self, x):
         if not self.dropout_rate:
