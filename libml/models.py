@@ -1,0 +1,300 @@
+"""Networks: wide residual net, 13-layer CNN and shake-shake net, from images in [-1, 1] to logits and embedding."""
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class BatchNormalization(keras.layers.Layer):
+    """Batch normalisation on TensorFlow's fused op, optionally with statistics shared by all replicas."""
+
+    def __init__(self, momentum: float = 0.999, epsilon: float = 1e-3, sync: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum, self.epsilon, self.sync = momentum, epsilon, sync
+
+    def build(self, input_shape):
+        # autocast=False: parameters and statistics stay float32 under mixed precision, as the fused op wants them.
+        shape, common = (input_shape[-1],), dict(dtype="float32", autocast=False)
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", **common)
+        self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", **common)
+        common.update(trainable=False, aggregation="mean")
+        self.moving_mean = self.add_weight(name="moving_mean", shape=shape, initializer="zeros", **common)
+        self.moving_variance = self.add_weight(name="moving_variance", shape=shape, initializer="ones", **common)
+
+    def call(self, x, training=False):
+        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
+        mean, variance = tf.convert_to_tensor(self.moving_mean), tf.convert_to_tensor(self.moving_variance)
+        context = tf.distribute.get_replica_context()
+        if training and self.sync and context is not None and context.num_replicas_in_sync > 1:
+            y, batch_mean, batch_variance = self._normalize_across_replicas(x, gamma, beta, mean, context)
+        else:
+            unused = tf.zeros([0])
+            y, batch_mean, batch_variance, *_ = tf.raw_ops.FusedBatchNormV3(
+                x=x, scale=gamma, offset=beta, mean=unused if training else mean,
+                variance=unused if training else variance, epsilon=self.epsilon, is_training=training)
+        if training:
+            self.moving_mean.assign(mean + (1 - self.momentum) * (batch_mean - mean))
+            self.moving_variance.assign(variance + (1 - self.momentum) * (batch_variance - variance))
+        return y
+
+    def _normalize_across_replicas(self, x, gamma, beta, shift, context):
+        """Normalises with the statistics of all replicas' batches, which must be of one size."""
+        local_mean, local_variance = tf.nn.moments(tf.cast(x, tf.float32), axes=[0, 1, 2])
+        # Second moments about the moving mean, equal on all replicas and near the mean: little cancellation.
+        local_mean -= shift
+        moments = tf.stack([local_mean, local_variance + tf.square(local_mean)])
+        mean, square = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.MEAN, moments))
+        variance, mean = square - tf.square(mean), mean + shift
+        scale = gamma * tf.math.rsqrt(variance + self.epsilon)
+        y = x * tf.cast(scale, x.dtype) + tf.cast(beta - mean * scale, x.dtype)
+        count = tf.cast(tf.size(x) // x.shape[-1] * context.num_replicas_in_sync, tf.float32)
+        return y, mean, variance * count / tf.maximum(count - 1, 1)  # Bessel's correction, as the fused op has it
+
+
+class _Factory:
+    """Makes built layers with the project's initialisers, each with a seed of its own."""
+
+    def __init__(self, seed: int | None, bn_momentum: float, sync_bn: bool):
+        self.seed, self.bn_momentum, self.sync_bn = seed, bn_momentum, sync_bn
+        self.index = itertools.count()
+
+    def _seed(self) -> int | None:
+        if self.seed is None:
+            return None
+        return int(np.random.SeedSequence([self.seed, next(self.index)]).generate_state(1)[0] >> 1)
+
+    def conv(self, name: str, channels: int, filters: int, size: int, stride: int = 1, padding: str = "same"):
+        init = keras.initializers.RandomNormal(stddev=1 / math.sqrt(0.5 * size * size * filters), seed=self._seed())
+        layer = keras.layers.Conv2D(filters, size, stride, padding, kernel_initializer=init, name=name)
+        layer.build((None, None, None, channels))
+        return layer
+
+    def norm(self, name: str, channels: int):
+        layer = BatchNormalization(self.bn_momentum, sync=self.sync_bn, name=name)
+        layer.build((None, None, None, channels))
+        return layer
+
+    def dense(self, name: str, channels: int, units: int):
+        # float32 logits under any precision policy: the losses are sensitive to their rounding.
+        init = keras.initializers.GlorotNormal(seed=self._seed())
+        layer = keras.layers.Dense(units, kernel_initializer=init, dtype="float32", name=name)
+        layer.build((None, channels))
+        return layer
+
+
+class _Noise:
+    """Stateless random numbers of one forward pass: every draw folds the next number into the seed."""
+
+    def __init__(self, seed, dropout: float):
+        self.seed, self.dropout_rate = seed, dropout
+        self.index = itertools.count()
+
+    def uniform(self, shape):
+        seed = tf.random.experimental.stateless_fold_in(self.seed, next(self.index), alg="philox")
+        # From integers, because XLA makes other floats of the same bits; float32, as half would distort the rate.
+        bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
+        return tf.cast(bits, tf.float32) * 2.0 ** -32 + 0.5
+
+    def dropout(self, x):
+        if not self.dropout_rate:
+            return x
+        keep = self.uniform(tf.shape(x)) >= self.dropout_rate
+        return tf.where(keep, x / (1 - self.dropout_rate), tf.zeros([], x.dtype))
+
+
+class _Network(keras.Model):
+    """What the networks share: arguments of a call, global mean, dense layer. Subclasses give `features`."""
+
+    needs_seed_in_training = False
+
+    def __init__(self, dropout: float, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = dropout
+
+    def call(self, images, training=False, seed=None, mc_dropout=False, with_embedding=False):
+        """Logits [N, classes], and the pooled embedding [N, channels] if asked for, of images [N, H, W, C].
+
+        `seed` (integers [2]) feeds all randomness; dropout acts if and only if `mc_dropout`, whatever `training` is.
+        """
+        if seed is None and (mc_dropout or training and self.needs_seed_in_training):
+            raise ValueError(f"{type(self).__name__} got seed=None, but this pass is random: give two integers.")
+        noise = _Noise(seed, self.dropout if mc_dropout else 0.0)
+        x = self.features(images, training, noise)
+        embedding = tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2])
+        logits = self.classifier(embedding)
+        return (logits, embedding) if with_embedding else logits
+
+
+class _ResidualBlock(keras.layers.Layer):
+    """BN, LeakyReLU, conv, BN, LeakyReLU, (MC dropout,) conv; plus the shortcut."""
+
+    def __init__(self, make: _Factory, name: str, channels: int, filters: int, stride: int, activate_shortcut: bool):
+        super().__init__(name=name)
+        self.activate_shortcut = activate_shortcut
+        self.norm1 = make.norm(f"{name}_norm1", channels)
+        self.conv1 = make.conv(f"{name}_conv1", channels, filters, 3, stride)
+        self.norm2 = make.norm(f"{name}_norm2", filters)
+        self.conv2 = make.conv(f"{name}_conv2", filters, filters, 3)
+        self.shortcut = make.conv(f"{name}_shortcut", channels, filters, 1, stride) if channels != filters else None
+        self.built = True
+
+    def call(self, x, training, noise):
+        y = tf.nn.leaky_relu(self.norm1(x, training=training), 0.1)
+        if self.activate_shortcut:
+            x = y
+        y = self.conv1(y)
+        y = tf.nn.leaky_relu(self.norm2(y, training=training), 0.1)
+        y = self.conv2(noise.dropout(y))
+        return y + (x if self.shortcut is None else self.shortcut(x))
+
+
+class WideResNet(_Network):
+    """Pre-activation wide residual net (Zagoruyko & Komodakis 2016) with LeakyReLU; WRN-28-2: filters 32, repeat 4."""
+
+    def __init__(self, make: _Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
+        super().__init__(dropout, name="resnet")
+        self.stem = make.conv("stem", image_shape[-1], 16, 3)
+        self.blocks, channels = [], 16
+        for stage, block in itertools.product(range(scales), range(repeat)):
+            stride = 2 if stage > 0 and block == 0 else 1
+            name, width = f"stage{stage}_block{block}", filters << stage
+            self.blocks.append(_ResidualBlock(make, name, channels, width, stride, stage == block == 0))
+            channels = width
+        self.norm = make.norm("norm", channels)
+        self.classifier = make.dense("classifier", channels, num_classes)
+        self.built = True
+
+    def features(self, x, training, noise):
+        """Feature map [N, H', W', channels] before the global mean."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x, training=training, noise=noise)
+        return tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
+
+
+class CNN13(_Network):
+    """The 13-layer network of the semi-supervised literature (Laine & Aila 2017); MC dropout after the poolings."""
+
+    def __init__(self, make: _Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
+        del repeat, scales  # its depth is fixed
+        if min(image_shape[:2]) < 12:
+            raise ValueError(f"cnn13 got images of shape {tuple(image_shape)}, but needs at least 12x12 pixels.")
+        super().__init__(dropout, name="cnn13")
+        widths = [filters] * 3 + [2 * filters] * 3 + [4 * filters, 2 * filters, filters]
+        sizes, paddings = [3] * 7 + [1] * 2, ["same"] * 6 + ["valid"] + ["same"] * 2
+        self.body, channels = [], image_shape[-1]
+        for i, (width, size, padding) in enumerate(zip(widths, sizes, paddings, strict=True)):
+            self.body += [make.conv(f"conv{i}", channels, width, size, padding=padding), make.norm(f"norm{i}", width)]
+            channels = width
+        self.classifier = make.dense("classifier", channels, num_classes)
+        self.built = True
+
+    def features(self, x, training, noise):
+        """Feature map [N, H', W', filters] before the global mean."""
+        for i, (conv, norm) in enumerate(zip(self.body[::2], self.body[1::2], strict=True)):
+            if i in (3, 6):
+                x = noise.dropout(tf.nn.max_pool2d(x, 2, 2, "SAME"))
+            x = norm(tf.nn.leaky_relu(conv(x), 0.2), training=training)
+        return x
+
+
+@tf.custom_gradient
+def _shake(a, b, forward, backward):
+    """Mixes a and b with the weight `forward`; gradients are shared out with the independent weight `backward`."""
+    def gradient(dy):
+        da = backward * dy
+        return da, dy - da, None, None
+    return b + forward * (a - b), gradient
+
+
+class _ShakeBlock(keras.layers.Layer):
+    """Two branches (ReLU, conv, BN, ReLU, conv, BN), mixed at random per image in training, plus the shortcut."""
+
+    def __init__(self, make: _Factory, name: str, channels: int, filters: int, stride: int):
+        super().__init__(name=name)
+        self.stride = stride
+        self.branches = [[make.conv(f"{name}_{branch}_conv1", channels, filters, 3, stride),
+                          make.norm(f"{name}_{branch}_norm1", filters),
+                          make.conv(f"{name}_{branch}_conv2", filters, filters, 3),
+                          make.norm(f"{name}_{branch}_norm2", filters)] for branch in "ab"]
+        self.shortcut = None
+        if channels != filters or stride != 1:
+            # Where the resolution halves, two paths a pixel apart see what one strided 1x1 convolution would skip.
+            widths = [filters] if stride == 1 else [filters - filters // 2, filters // 2]
+            self.shortcut = [make.conv(f"{name}_shortcut{i}", channels, w, 1, stride) for i, w in enumerate(widths)]
+            self.shortcut_norm = make.norm(f"{name}_shortcut_norm", filters)
+        self.built = True
+
+    def call(self, x, training, noise):
+        activated = tf.nn.relu(x)
+        outputs = []
+        for conv1, norm1, conv2, norm2 in self.branches:
+            y = tf.nn.relu(norm1(conv1(activated), training=training))
+            outputs.append(norm2(conv2(noise.dropout(y)), training=training))
+        if training:
+            shape = [tf.shape(x)[0], 1, 1, 1]
+            y = _shake(*outputs, *(tf.cast(noise.uniform(shape), x.dtype) for _ in range(2)))
+        else:
+            y = 0.5 * (outputs[0] + outputs[1])
+        if self.shortcut is not None:
+            shifted = tf.pad(activated[:, 1:, 1:], [[0, 0], [0, 1], [0, 1], [0, 0]]) if self.stride > 1 else None
+            paths = [conv(path) for conv, path in zip(self.shortcut, (activated, shifted), strict=False)]
+            x = self.shortcut_norm(tf.concat(paths, -1), training=training)
+        return x + y
+
+
+class ShakeShake(_Network):
+    """Shake-shake regularised residual net (Gastaldi 2017); 26 2x32d: filters 32, repeat 4."""
+
+    needs_seed_in_training = True
+
+    def __init__(self, make: _Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
+        super().__init__(dropout, name="shake")
+        self.stem = make.conv("stem", image_shape[-1], 16, 3)
+        self.norm = make.norm("norm", 16)
+        self.blocks, channels = [], 16
+        for stage, block in itertools.product(range(scales), range(repeat)):
+            stride = 2 if stage > 0 and block == 0 else 1
+            self.blocks.append(_ShakeBlock(make, f"stage{stage}_block{block}", channels, filters << stage, stride))
+            channels = filters << stage
+        self.classifier = make.dense("classifier", channels, num_classes)
+        self.built = True
+
+    def features(self, x, training, noise):
+        """Feature map [N, H', W', channels] before the global mean."""
+        x = self.norm(self.stem(x), training=training)
+        for block in self.blocks:
+            x = block(x, training=training, noise=noise)
+        return tf.nn.relu(x)
+
+
+ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {"resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake}
+
+
+def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
+          scales: int | None = None, dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False,
+          seed: int | None = None) -> keras.Model:
+    """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights."""
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
+    if scales is None:
+        scales = math.ceil(math.log2(image_shape[1])) - 2
+    if min(scales, repeat, filters) < 1:
+        raise ValueError(f"Network sizes must be at least 1; got scales={scales}, repeat={repeat}, filters={filters}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"The dropout rate must be in [0, 1); got {dropout}.")
+    return ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), num_classes=num_classes, image_shape=image_shape,
+                               filters=filters, repeat=repeat, scales=scales, dropout=dropout)
+
+
+def kernels(model: keras.Model) -> list[keras.Variable]:
+    """The convolution and dense kernels of any Keras model: the variables that weight decay acts on."""
+    return [v for v in model.trainable_variables if v.name == "kernel"]
+
+
+def count_weights(model: keras.Model) -> int:
+    """Number of trainable weights."""
+    return sum(math.prod(v.shape) for v in model.trainable_variables)
