@@ -1,0 +1,41 @@
+"""CSSL (Lienen & Hüllermeier, NeurIPS 2021): credal sets as pseudo-labels, all images used from the start.
+
+    python -m cssl.cssl --dataset=cifar10.3@40-1          (or: python cssl.py …)
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses
+from libml.options import option
+from libml.ssl import SSLModel
+
+
+class CSSL(SSLModel):
+    """The loss of the strong view is its divergence from the credal set Q = {p : p(y) >= 1 - alpha} (Eqs. 2, 4)."""
+
+    uses_alignment = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """CSSL's own hyperparameters."""
+
+        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0 uses every image, as the paper does")
+        alpha_bound: float = option(0.0, "smallest size alpha of a credal set; 0.03 in the barely supervised runs")
+        reference: str = option("raw", "the class y a set is built around: argmax of the raw prediction (the paper's "
+                                "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))
+
+    def unlabeled_loss(self, weak, strong, views, step):
+        """L*(Q, p) with Q from the weak view: y = argmax q, alpha = 1 - max a (Sec. 3.4)."""
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        a = self.aligned(q, step)
+        y = tf.argmax(q if self.options.reference == "raw" else a, -1)
+        alpha = tf.clip_by_value(1 - tf.reduce_max(a, -1), self.options.alpha_bound, 1.0)
+        loss = losses.credal_loss(strong, y, alpha)
+        mask = losses.confidence_mask(q, self.options.confidence)
+        return loss, mask, {"monitors/alpha": tf.reduce_mean(alpha), "metrics/kld": tf.reduce_mean(loss)}
+
+
+if __name__ == "__main__":
+    cli.main(CSSL)

@@ -1,0 +1,39 @@
+"""LSMatch: the paper's label-smoothing counterpart of CSSL (its Algorithm 2).
+
+    python -m cssl.lsmatch --dataset=cifar10.3@40-1
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses
+from libml.options import option
+from libml.ssl import SSLModel
+
+
+class LSMatch(SSLModel):
+    """Cross-entropy of the strong view with a pseudo-label smoothed by the same alpha as in CSSL."""
+
+    uses_alignment = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """LSMatch's own hyperparameters."""
+
+        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0 uses every image, as the paper does")
+        reference: str = option("raw", "the class y that is smoothed: argmax of the raw or of the aligned prediction",
+                                choices=("raw", "aligned"))
+
+    def unlabeled_loss(self, weak, strong, views, step):
+        """H((1 - alpha) onehot(y) + alpha / K, p)."""
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        a = self.aligned(q, step)
+        y = tf.argmax(q if self.options.reference == "raw" else a, -1)
+        alpha = 1 - tf.reduce_max(a, -1)
+        loss = losses.soft_cross_entropy(strong, losses.smooth_targets(y, alpha, self.num_classes))
+        return loss, losses.confidence_mask(q, self.options.confidence), {"monitors/alpha": tf.reduce_mean(alpha)}
+
+
+if __name__ == "__main__":
+    cli.main(LSMatch)

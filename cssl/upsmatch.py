@@ -1,0 +1,41 @@
+"""UPSMatch: FixMatch that also asks Monte-Carlo dropout how sure it is (the paper's UPS variant, Rizve et al. 2021).
+
+    python -m cssl.upsmatch --dataset=cifar10.3@40-1
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses
+from libml.options import option
+from libml.ssl import SSLModel
+
+
+class UPSMatch(SSLModel):
+    """FixMatch's loss where max q >= tau and the dropout passes agree about the class to within kappa."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """UPSMatch's own hyperparameters; the paper searched tau in {0.7, 0.95}, kappa in {0.1, 0.25, 0.5}."""
+
+        conf_p: float = option(0.7, "tau: threshold on the largest class probability of the weak view")
+        uncertainty_p: float = option(0.05, "kappa: largest standard deviation over the dropout passes")
+        mc_passes: int = option(8, "dropout passes over the weak images")
+        dropout: float = option(0.3, "dropout rate, in these passes only")
+
+    def unlabeled_loss(self, weak, strong, views, step):
+        """H(argmax q, p), [max q >= tau] and [u <= kappa]; u: population deviation at argmax of the mean pass."""
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        passes = [tf.nn.softmax(step.forward(views["weak"], training=False, mc_dropout=True))
+                  for _ in range(self.options.mc_passes)]
+        passes = tf.stop_gradient(tf.stack(passes))  # [passes, N, classes]
+        y = tf.argmax(tf.reduce_mean(passes, 0), -1)
+        u = tf.gather(tf.math.reduce_std(passes, 0), y, batch_dims=1)
+        certain = tf.tile(tf.cast(u <= self.options.uncertainty_p, tf.float32), [self.options.K])
+        mask = losses.confidence_mask(q, self.options.conf_p) * certain
+        return losses.cross_entropy(strong, tf.argmax(q, -1)), mask, {"monitors/uncertainty": tf.reduce_mean(u)}
+
+
+if __name__ == "__main__":
+    cli.main(UPSMatch)

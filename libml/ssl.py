@@ -1,0 +1,353 @@
+"""The semi-supervised model: one training step with its augmentation, loss, SGD, averages and probe."""
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from libml import losses, optim
+from libml.augment import Augmenter, to_float
+from libml.options import option
+
+ALIGNMENT_LENGTH = 128  # batches in the moving average of predictions
+Scalars = dict[str, tf.Tensor]
+
+
+def fold_in(seed: tf.Tensor, number) -> tf.Tensor:
+    """Derives an independent seed [2] from a seed and a number."""
+    return tf.random.experimental.stateless_fold_in(seed, number, alg="philox")
+
+
+def average_over_replicas(tree):
+    """Returns a structure with its float tensors averaged over all replicas."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return tree
+    flat = tf.nest.flatten(tree)
+    floats = [i for i, value in enumerate(flat) if value.dtype.is_floating]
+    means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [flat[i] for i in floats])
+    for i, mean in zip(floats, means, strict=True):
+        flat[i] = mean
+    return tf.nest.pack_sequence_as(tree, flat)
+
+
+def values_of(variables: Sequence) -> list[tf.Tensor]:
+    """Reads variables, on the replica that asks."""
+    return [tf.convert_to_tensor(v) for v in variables]
+
+
+def assign_all(variables: Sequence, values: Sequence[tf.Tensor]) -> None:
+    """Assigns values that are equal on all replicas, with one synchronisation for all variables together."""
+    variables = [getattr(v, "value", v) for v in variables]  # Keras wraps the variable that tf.distribute knows
+    if not tf.distribute.has_strategy():
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        return
+
+    def assign(strategy, *values):
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable, lambda v, x: v.assign(x), args=(value,), group=False)
+
+    tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
+
+
+class Step:
+    """What a loss may use within one update: forward passes, seeds, the time. Lives while the step is traced."""
+
+    def __init__(self, model: "SSLModel", seed: tf.Tensor, images_seen: tf.Tensor):
+        self.model = model
+        self.images_seen = images_seen
+        self.weights = values_of(model.network.trainable_variables)
+        self.statistics = values_of(model.network.non_trainable_variables)
+        self.new_statistics = self.statistics
+        self.mean_prediction = None
+        self._seed, self._draws = seed, 0
+
+    def new_seed(self) -> tf.Tensor:
+        """Returns a seed [2] that nothing else in this step uses."""
+        self._draws += 1
+        return fold_in(self._seed, self._draws)
+
+    def forward(self, images: tf.Tensor, *, training: bool = True, update_statistics: bool = True, ema: bool = False,
+                **options):
+        """Runs the network.
+
+        Args:
+            images: [N, H, W, C] float views.
+            training: whether batch normalisation uses the statistics of this batch.
+            update_statistics: whether this (training) pass moves batch normalisation's averages.
+            ema: whether to use the averaged weights instead of the current ones.
+            **options: further arguments of the network's call, such as `mc_dropout` or `with_embedding`.
+        """
+        weights = values_of(self.model.ema_weights) if ema else self.weights
+        if self.model.network_takes_seed:
+            options["seed"] = self.new_seed()
+        outputs, statistics = self.model.network.stateless_call(
+            weights, self.new_statistics if training else self.statistics, self.model.normalize(images),
+            training=training, **options)
+        if training and update_statistics and not ema:
+            self.new_statistics = statistics
+        return outputs
+
+    def ramp(self, images: float) -> tf.Tensor:
+        """Rises from 0 to 1 while the given number of labelled images is seen."""
+        return tf.clip_by_value(tf.cast(self.images_seen, tf.float32) / images, 0.0, 1.0)
+
+
+class SSLModel(keras.Model):
+    """A classifier trained on a few labelled and many unlabelled images.
+
+    A method is a subclass: its hyperparameters in `Options`, and `unlabeled_loss` (most methods) or the wider
+    `compute_losses`.
+
+    Args:
+        network: any built Keras classifier from float images to logits.
+        num_classes: K.
+        options: an instance of the class's `Options`.
+        augmenter: makes the views; None when only `train_on_views` is used.
+        total_images: horizon of the learning-rate schedule, in labelled images.
+        seed: of everything random in training.
+        image_statistics: per-channel mean and standard deviation to whiten with, or None.
+        loss_scaling: scales the loss dynamically, for float16.
+        jit: compiles forward and backward pass with XLA.
+    """
+
+    uses_alignment = False  # whether `aligned` is called
+    uses_unlabeled = True
+    decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
+    optimizer_rule = optim.Nesterov()
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        """Hyperparameters that all methods share."""
+
+        batch: int = option(64, "B: labelled images per update")
+        uratio: int = option(7, "mu: unlabelled images per labelled one")
+        lr: float = option(0.03, "eta: initial learning rate; falls with cos(7 pi k / 16 K)")
+        wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over the kernels")
+        wu: float = option(1.0, "lambda_u: weight of the unlabelled loss")
+        ema: float = option(0.999, "decay of the average of the weights that is evaluated")
+        K: int = option(1, "strong views per unlabelled image")
+        p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated; uniform by default")
+
+    def __init__(self, network: keras.Model, num_classes: int, *, options=None, augmenter: Augmenter | None = None,
+                 total_images: int = 65536 << 10, seed: int = 0, image_statistics=None, loss_scaling: bool = False,
+                 jit: bool = False):
+        super().__init__(name=type(self).__name__.lower())
+        self.network, self.num_classes, self.augmenter = network, num_classes, augmenter
+        self.options = options or self.Options()
+        self.total_images, self.seed, self.image_statistics = total_images, seed, image_statistics
+        self.network_takes_seed = "seed" in inspect.signature(network.call).parameters
+
+        def state(name, shape, initializer, dtype="float32"):
+            return self.add_weight(name=name, shape=shape, initializer=initializer, dtype=dtype, trainable=False,
+                                   autocast=False, aggregation="only_first_replica")
+
+        trainable = network.trainable_variables
+        self.updates = state("updates", (), "zeros", "int64")
+        self.ema_weights = [state(f"ema_{i}", v.shape, "zeros") for i, v in enumerate(trainable)]
+        self.slots = [state(f"slot_{i}", v.shape, "zeros") for _ in range(self.optimizer_rule.slots_per_weight)
+                      for i, v in enumerate(trainable)]
+        for average, v in zip(self.ema_weights, trainable, strict=True):
+            average.assign(v)
+        if self.uses_alignment:
+            uniform = keras.initializers.Constant(1 / num_classes)
+            self.predictions = state("predictions", (ALIGNMENT_LENGTH, num_classes), uniform)
+            self.class_prior = self._class_prior()
+        if loss_scaling:
+            self.loss_scale = state("loss_scale", (), keras.initializers.Constant(2.0 ** 15))
+            self.good_steps = state("good_steps", (), "zeros", "int64")
+        self.loss_scaling = loss_scaling
+        self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
+        self._gradients = tf.function(self._compute_gradients, jit_compile=True) if jit else self._compute_gradients
+        self.built = True
+
+    def _class_prior(self) -> np.ndarray:
+        if not self.options.p_unlabeled:
+            return np.full(self.num_classes, 1 / self.num_classes, np.float32)
+        try:
+            prior = np.array([float(part) for part in self.options.p_unlabeled.split(",")], np.float32)
+        except ValueError:
+            prior = np.zeros(0, np.float32)
+        if prior.shape != (self.num_classes,) or (prior < 0).any() or prior.sum() <= 0:
+            raise ValueError(f"p_unlabeled is {self.options.p_unlabeled!r}; expected {self.num_classes} non-negative "
+                             "numbers separated by commas, one per class.")
+        return prior / prior.sum()
+
+    # What a method defines.
+
+    def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step):
+        """Returns (loss [N], mask [N], monitors) from weak and strong logits [N, K]."""
+        raise TypeError(f"{type(self).__name__} defines neither unlabeled_loss nor compute_losses.")
+
+    def compute_losses(self, views: dict, step: Step) -> tuple[tf.Tensor, Scalars]:
+        """Returns the loss without weight decay, and scalars to log: labelled CE + wu * masked unlabelled loss.
+
+        One forward pass over labelled, weak and strong images: batch normalisation sees them all together.
+        """
+        parts = [views["labeled"], views["weak"], views["strong"]]
+        logits = step.forward(tf.concat(parts, 0))
+        x, weak, strong = tf.split(logits, [len_static(part) for part in parts])
+        repeat = len_static(views["strong"]) // len_static(views["weak"])
+        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        repeated = tf.tile(weak, [repeat, 1])  # K strong views, one after the other
+        loss, mask, monitors = self.unlabeled_loss(repeated, strong, views, step)
+        xeu = tf.reduce_mean(loss * mask)
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask), **monitors}
+        if "unlabeled_label" in views:
+            scalars |= pseudo_label_quality(weak, mask[:len_static(weak)], views["unlabeled_label"])
+        return xe + self.options.wu * xeu, scalars
+
+    # Distribution alignment.
+
+    def aligned(self, q: tf.Tensor, step: Step) -> tf.Tensor:
+        """Returns q weighted by class prior over moving average of predictions, normalised (the paper's Eq. 6).
+
+        The average is that of earlier batches; this batch's mean enters it after the step.
+        """
+        step.mean_prediction = tf.reduce_mean(q, 0)
+        p_model = tf.reduce_mean(tf.convert_to_tensor(self.predictions), 0)
+        return losses.align(q, p_data=self.class_prior, p_model=p_model / tf.reduce_sum(p_model))
+
+    # One update.
+
+    def normalize(self, images: tf.Tensor) -> tf.Tensor:
+        """Whitens float images if asked to."""
+        if self.image_statistics is None:
+            return images
+        mean, deviation = self.image_statistics
+        return (images - mean) / deviation
+
+    def step_seed(self) -> tf.Tensor:
+        """Returns the seed [2] of this update on this replica."""
+        seed = tf.stack([tf.constant(self.seed, tf.int64), tf.convert_to_tensor(self.updates)])
+        context = tf.distribute.get_replica_context()
+        return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
+
+    def make_views(self, batch: dict) -> dict:
+        """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment."""
+        seed = fold_in(self.step_seed(), 1)
+        labeled = self.augmenter.labeled(batch["labeled"], fold_in(seed, 1))
+        views = {"labeled": to_float(labeled), "label": batch["label"]}
+        if self.uses_unlabeled:
+            views["weak"] = to_float(self.augmenter.weak(batch["unlabeled"], fold_in(seed, 2)))
+            strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k)) for k in range(self.options.K)]
+            views["strong"] = strong[0] if len(strong) == 1 else tf.concat(strong, 0)
+            views["unlabeled_label"] = batch["unlabeled_label"]
+        if self.augmenter.uses_probe and self.uses_unlabeled:
+            probe, views["policy"] = self.augmenter.probe(labeled, fold_in(seed, 3))
+            views["probe"] = to_float(probe)
+        return views
+
+    def train_step(self, batch: dict) -> Scalars:
+        """Runs one update on a batch of uint8 images; returns scalars to log, equal on all replicas."""
+        return self.train_on_views(self.make_views(batch))
+
+    def train_on_views(self, views: dict) -> Scalars:
+        """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
+        updates = tf.convert_to_tensor(self.updates)
+        lr = self.learning_rate(updates * self.options.batch)
+        tensors = {key: value for key, value in views.items() if key not in ("policy", "probe")}
+        gradients, scalars, statistics, prediction = average_over_replicas(
+            self._gradients(tensors, fold_in(self.step_seed(), 2)))
+        scalars["monitors/lr"] = lr
+
+        weights = values_of(self.network.trainable_variables)
+        if self.decoupled_weight_decay:
+            for i in self.kernel_indices:
+                weights[i] *= 1 - self.options.wd * lr
+        weights, slots = self.optimizer_rule.update(weights, gradients, values_of(self.slots), lr, updates)
+        averages = [a - (1 - self.options.ema) * (a - w)
+                    for a, w in zip(values_of(self.ema_weights), weights, strict=True)]
+        variables = [*self.network.trainable_variables, *self.slots, *self.ema_weights,
+                     *self.network.non_trainable_variables]
+        new = [*weights, *slots, *averages, *statistics]
+        if self.uses_alignment:
+            variables.append(self.predictions)
+            new.append(tf.concat([tf.convert_to_tensor(self.predictions)[1:], prediction[None]], 0))
+        if self.loss_scaling:
+            new, scale = self._scaled_update(gradients, values_of(variables), new)
+            variables, new = [*variables, self.loss_scale, self.good_steps], [*new, *scale]
+            scalars["monitors/loss_scale"] = scale[0]
+        if "probe" in views:
+            probabilities = tf.nn.softmax(self.infer(views["probe"]))  # the averaged weights before they change
+            self.augmenter.update(views["policy"], probabilities, views["label"])
+        assign_all([*variables, self.updates], [*new, updates + 1])
+        return scalars
+
+    def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
+        """lr * cos(7 pi / 16 * images / horizon)."""
+        progress = tf.cast(images_seen, tf.float32) / self.total_images
+        return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
+
+    def _compute_gradients(self, views: dict, seed: tf.Tensor):
+        """Forward and backward pass of one replica: gradients, scalars, batch-norm statistics, mean prediction."""
+        step = Step(self, seed, tf.convert_to_tensor(self.updates) * self.options.batch)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(step.weights)
+            total, scalars = self.compute_losses(views, step)
+            decay = losses.weight_decay([step.weights[i] for i in self.kernel_indices])
+            if not self.decoupled_weight_decay:
+                total += self.options.wd * decay
+            scaled = total * tf.convert_to_tensor(self.loss_scale) if self.loss_scaling else total
+        gradients = tape.gradient(scaled, step.weights, unconnected_gradients="zero")
+        if self.loss_scaling:
+            gradients = [g / tf.convert_to_tensor(self.loss_scale) for g in gradients]
+        scalars |= {"losses/wd": decay, "losses/total": total}
+        return gradients, scalars, step.new_statistics, step.mean_prediction if self.uses_alignment else tf.zeros([])
+
+    def _scaled_update(self, gradients, old, new):
+        """Skips an update whose float16 gradients overflowed; returns the values and the loss scale's new state."""
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+        scale, good = tf.convert_to_tensor(self.loss_scale), tf.convert_to_tensor(self.good_steps)
+        grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)
+        good_next = tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))
+        scale_next = tf.where(finite, grown, tf.maximum(scale / 2, 1.0))
+        return [tf.where(finite, n, o) for n, o in zip(new, old, strict=True)], [scale_next, good_next]
+
+    # Inference.
+
+    def infer(self, images: tf.Tensor, ema: bool = True) -> tf.Tensor:
+        """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics."""
+        weights = self.ema_weights if ema else self.network.trainable_variables
+        logits, _ = self.network.stateless_call(values_of(weights), values_of(self.network.non_trainable_variables),
+                                                self.normalize(images), training=False)
+        return tf.cast(logits, tf.float32)
+
+    def call(self, images, training=False):
+        """Logits of the evaluated model; `fit` and `predict` of Keras call this."""
+        del training
+        return self.infer(images)
+
+    def checkpoint_items(self) -> dict:
+        """Returns everything that the rest of a training run depends on, as trackable objects."""
+        def plain(variables):
+            return [getattr(v, "value", v) for v in variables]
+
+        items = {"weights": plain(self.network.trainable_variables), "ema": plain(self.ema_weights),
+                 "statistics": plain(self.network.non_trainable_variables), "slots": plain(self.slots),
+                 "updates": self.updates.value}
+        if self.uses_alignment:
+            items["predictions"] = self.predictions.value
+        if self.loss_scaling:
+            items |= {"loss_scale": self.loss_scale.value, "good_steps": self.good_steps.value}
+        if self.augmenter is not None and self.augmenter.uses_probe:
+            items["rates"] = self.augmenter.rates
+        return items
+
+
+def len_static(tensor: tf.Tensor) -> int:
+    """The static size of the first dimension."""
+    return tensor.shape[0]
+
+
+def pseudo_label_quality(weak: tf.Tensor, mask: tf.Tensor, labels: tf.Tensor) -> Scalars:
+    """Accuracy of the pseudo-labels argmax(weak) against the held-back labels (-1: unknown), of all and of the used."""
+    known = tf.cast(labels >= 0, tf.float32)
+    correct = known * tf.cast(tf.argmax(weak, -1, labels.dtype) == labels, tf.float32)
+    return {"monitors/pseudo_accuracy": tf.math.divide_no_nan(tf.reduce_sum(correct), tf.reduce_sum(known)),
+            "monitors/pseudo_accuracy_masked": tf.math.divide_no_nan(tf.reduce_sum(correct * mask),
+                                                                     tf.reduce_sum(known * mask))}
