@@ -6,12 +6,12 @@ contract a*b + c to one rounding (XLA does), Pillow's builds do not: `_product` 
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 RESAMPLING = ("LANCZOS", "BICUBIC", "BILINEAR", "BOX", "HAMMING", "NEAREST")  # the order of rescale's methods
-_TAPS = 7  # Lanczos, the widest filter, reads 7 source pixels when enlarging
 _RESAMPLE_BITS = 22  # Pillow's fixed-point precision for 8-bit resampling
 MAX_MARGIN = 0.25  # of the side; rescale crops less than this
 
@@ -103,26 +103,25 @@ def autocontrast(images: tf.Tensor) -> tf.Tensor:
     return tf.where(high > low, tf.cast(stretched, tf.uint8), images[..., :3])
 
 
-def _histogram(images: tf.Tensor) -> tf.Tensor:
-    """[N, 3, 256] int32: pixels per channel and value."""
-    size = images.shape[1] * images.shape[2]
-    x = tf.reshape(tf.transpose(tf.cast(images[..., :3], tf.int32), [0, 3, 1, 2]), [-1, 3, size])
-    # One-hot sixteens and units: their product over the pixels counts every value, with no scatter and no atomics.
-    sixteens, units = tf.one_hot(x // 16, 16), tf.one_hot(x % 16, 16)
-    return tf.cast(tf.reshape(tf.matmul(sixteens, units, transpose_a=True), [-1, 3, 256]), tf.int32)
+def _histogram(values: tf.Tensor, rows: int) -> tf.Tensor:
+    """Counts per value, int32 [rows, 256], of pixels numbered 256 * row + value."""
+    counts = tf.raw_ops.DenseBincount(
+        input=tf.reshape(values, [-1]), size=rows * 256, weights=tf.zeros([0], tf.int32), binary_output=False)
+    return tf.reshape(counts, [-1, 256])
 
 
 def equalize(images: tf.Tensor) -> tf.Tensor:
     """ImageOps.equalize, uint8."""
-    histogram = _histogram(images)
-    below = tf.cumsum(histogram, axis=-1, exclusive=True)
-    brightest = tf.reduce_max(tf.cast(images[..., :3], tf.int32), [1, 2])  # [N, 3]
-    # Pixels darker than the brightest value: the running count at that value.
-    step = tf.reduce_sum(tf.where(brightest[..., None] == tf.range(256), below, 0), -1, keepdims=True) // 255
+    x = tf.cast(images[..., :3], tf.int32)
+    rows = 3 * (images.shape[0] or tf.shape(images)[0])  # one histogram and one table per image and channel
+    numbered = x + tf.reshape(tf.range(rows) * 256, [-1, 1, 1, 3])
+    below = tf.cumsum(_histogram(numbered, rows), axis=-1, exclusive=True)
+    brightest = tf.reshape(tf.reduce_max(x, [1, 2]), [-1, 1])
+    # All pixels but those of the brightest value: the running count at that value.
+    step = tf.reduce_sum(tf.where(brightest == tf.range(256), below, 0), -1, keepdims=True) // 255
     table = tf.minimum((step // 2 + below) // tf.maximum(step, 1), 255)
     table = tf.cast(tf.where(step > 0, table, tf.range(256)), tf.uint8)
-    row = tf.reshape(tf.range(tf.shape(images)[0] * 3) * 256, [-1, 1, 1, 3])
-    return tf.gather(tf.reshape(table, [-1]), tf.cast(images[..., :3], tf.int32) + row)
+    return tf.gather(tf.reshape(table, [-1]), numbered)
 
 
 def invert(images: tf.Tensor) -> tf.Tensor:
@@ -142,33 +141,32 @@ def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.cast(x, tf.int32) < _per_image(threshold), x, 255 - x)
 
 
-def _keep_border(images: tf.Tensor, inner: tf.Tensor, border: int) -> tf.Tensor:
-    """Pillow's filters leave the border as it is."""
+def _window_sums(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Sums over size x size windows of [N, H, W * 3], without padding."""
+    height, width = x.shape[1] - size + 1, x.shape[2] - 3 * (size - 1)
+    x = tf.add_n([x[:, i : height + i] for i in range(size)])
+    return tf.add_n([x[:, :, 3 * i : width + 3 * i] for i in range(size)])
+
+
+def _filtered(images: tf.Tensor, border: int, kernel: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Filters the inside; Pillow's filters leave the border as it is. Whole float32."""
     height, width = images.shape[1:3]
-    y, x = np.arange(height)[:, None, None], np.arange(width)[:, None]
-    inside = (y >= border) & (y < height - border) & (x >= border) & (x < width - border)
-    return tf.where(inside, tf.pad(inner, [[0, 0], [border, border], [border, border], [0, 0]]), images)
-
-
-def _box(x: tf.Tensor, size: int) -> tf.Tensor:
-    """Sums over size x size windows, without padding."""
-    height, width = x.shape[1:3]
-    x = tf.add_n([x[:, i : height - size + 1 + i] for i in range(size)])
-    return tf.add_n([x[:, :, i : width - size + 1 + i] for i in range(size)])
+    x = tf.reshape(_floats(images), [-1, height, width * 3])  # long rows: three channels alone would not vectorise
+    row, column = np.arange(height)[:, None], np.arange(width * 3) // 3
+    inside = (row >= border) & (row < height - border) & (column >= border) & (column < width - border)
+    inner = tf.pad(tf.floor(kernel(x) + 0.5), [[0, 0], [border, border], [3 * border, 3 * border]])
+    return tf.reshape(tf.where(inside, inner, x), [-1, height, width, 3])
 
 
 def blur(images: tf.Tensor) -> tf.Tensor:
     """ImageFilter.BLUR, the mean of the 16 pixels of a 5x5 ring, as whole float32."""
-    x = _floats(images)
-    ring = _box(x, 5) - _box(x[:, 1:-1, 1:-1], 3)
-    return _keep_border(x, tf.floor(ring / 16.0 + 0.5), 2)
+    return _filtered(images, 2, lambda x: (_window_sums(x, 5) - _window_sums(x[:, 1:-1, 3:-3], 3)) / 16.0)
 
 
 def smooth(images: tf.Tensor) -> tf.Tensor:
     """ImageFilter.SMOOTH, 3x3 with a centre of 5 in 13, as whole float32."""
-    x = _floats(images)
     # sum / 13 + 1/2 is never nearer than 1/26 to an integer, so rounding errors cannot change the result.
-    return _keep_border(x, tf.floor((_box(x, 3) + 4.0 * x[:, 1:-1, 1:-1]) / 13.0 + 0.5), 1)
+    return _filtered(images, 1, lambda x: (_window_sums(x, 3) + 4.0 * x[:, 1:-1, 3:-3]) / 13.0)
 
 
 def _take(images: tf.Tensor, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -231,58 +229,61 @@ def _filter(method: str, x: float) -> float:
 _SUPPORT = {"LANCZOS": 3.0, "BICUBIC": 2.0, "BILINEAR": 1.0, "BOX": 0.5, "HAMMING": 1.0}
 
 
-def _taps(method: str, crop: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """First source pixel [size] and fixed-point weights [size, taps] of enlarging `crop` pixels to `size`."""
-    first, weights = np.zeros(size, np.int32), np.zeros((size, _TAPS), np.int32)
+def _weights(method: str, crop: int, size: int) -> np.ndarray:
+    """Pillow's fixed-point weights [size, crop] of enlarging `crop` pixels to `size`."""
+    weights = np.zeros((size, crop), np.int32)
     scale = crop / size
     position = scale * 0.5
     for i in range(size):
         if crop == size or method == "NEAREST":
-            first[i], weights[i, 0] = i if crop == size else int(position), 1 << _RESAMPLE_BITS
+            weights[i, i if crop == size else int(position)] = 1 << _RESAMPLE_BITS
             position += scale  # accumulated, as Pillow does, errors included
             continue
         centre, support = (i + 0.5) * scale, _SUPPORT[method]
         low, high = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), crop)
         w = [_filter(method, j - centre + 0.5) for j in range(low, high)]
         total = sum(w)
-        first[i] = low
-        weights[i, : high - low] = [int(math.copysign(0.5, v) + v / total * (1 << _RESAMPLE_BITS)) for v in w]
-    return first, weights
+        weights[i, low:high] = [int(math.copysign(0.5, v) + v / total * (1 << _RESAMPLE_BITS)) for v in w]
+    return weights
 
 
 @functools.cache
-def _resampling_table(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Taps for every method, crop start 0..size/4 and crop end size - start + (-1, 0, 1): source pixels and weights."""
-    starts = int(MAX_MARGIN * size) + 2
-    index = np.zeros((len(RESAMPLING), starts, 3, size, _TAPS), np.int32)
-    weight = np.zeros_like(index)
+def _resampling_table(size: int) -> np.ndarray:
+    """Fixed-point matrices [methods, starts, ends, size, size] of crop and resize back along one axis.
+
+    Crops start at 0..size/4 and end at size - start; both are rounded half to even, so that at odd sizes a tie makes
+    the end differ by one.
+    """
+    starts = round(MAX_MARGIN * size) + 1
+    slack = size % 2
+    table = np.zeros((len(RESAMPLING), starts, 1 + 2 * slack, size, size), np.int32)
     for m, method in enumerate(RESAMPLING):
         for start in range(starts):
-            for end in range(3):
-                crop = min(size - start + end - 1, size) - start
-                first, weight[m, start, end] = _taps(method, crop, size)
-                index[m, start, end] = np.minimum(first[:, None] + np.arange(_TAPS), crop - 1) + start
-    return index, weight
+            for end in range(1 + 2 * slack):
+                crop = min(size - start + end - slack, size) - start
+                table[m, start, end, :, start : start + crop] = _weights(method, crop, size)
+    return table
 
 
-def _resample(images: tf.Tensor, axis: int, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
-    """One pass of crop and resize back, along axis 1 or 2."""
-    size = images.shape[axis]
+def _resample(x: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
+    """One pass over axis 1 of whole-valued float64 [N, size, …]."""
+    size = x.shape[1]
     start = tf.cast(tf.round(margin * size), tf.int32)  # half to even, as Python's round in Image.crop
     end = tf.cast(tf.round((1.0 - margin) * size), tf.int32)
-    key = tf.stack([method, start, end - (size - start) + 1], -1)
-    index, weight = (tf.gather_nd(tf.constant(table), key) for table in _resampling_table(size))  # [N, size, taps]
-    shape = [-1, size, 1, 1] if axis == 1 else [-1, 1, size, 1]
-    total = 1 << (_RESAMPLE_BITS - 1)
-    for k in range(_TAPS):
-        pixels = tf.gather(images, index[:, :, k], axis=axis, batch_dims=1)
-        total += tf.cast(pixels, tf.int32) * tf.reshape(weight[:, :, k], shape)
-    return tf.cast(tf.clip_by_value(tf.bitwise.right_shift(total, _RESAMPLE_BITS), 0, 255), tf.uint8)
+    table = _resampling_table(size)
+    row = (method * table.shape[1] + start) * table.shape[2] + end - (size - start) + size % 2
+    weights = tf.cast(tf.gather(tf.constant(table.reshape(-1, size, size)), row), tf.float64)
+    # Sums of whole numbers below 2^53: exact in any order. float32 would not be, nor TF32 on a GPU.
+    total = tf.matmul(weights, tf.reshape(x, [-1, size, x.shape[2] * x.shape[3]]))
+    rounded = tf.clip_by_value(tf.floor((total + 2.0 ** (_RESAMPLE_BITS - 1)) * 2.0**-_RESAMPLE_BITS), 0.0, 255.0)
+    return tf.reshape(rounded, [-1, *x.shape[1:]])
 
 
 def rescale(images: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
-    """Crops the margin (float64 [N], of the side) and resizes back by RESAMPLING[method]: columns first, like Pillow."""
-    return _resample(_resample(images, 2, margin, method), 1, margin, method)
+    """Crops the margin (float64 [N], of the side) and resizes back by RESAMPLING[method]; rows first, like Pillow."""
+    x = tf.transpose(tf.cast(images, tf.float64), [0, 2, 1, 3])
+    x = tf.transpose(_resample(x, margin, method), [0, 2, 1, 3])
+    return tf.cast(_resample(x, margin, method), tf.uint8)
 
 
 def box(centre: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:

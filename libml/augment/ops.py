@@ -165,7 +165,8 @@ def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
 def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
     """The definition of `apply`: Pillow, one image after the other."""
     op = _find(name)
-    return np.stack([pillow_one(op, image, row) for image, row in zip(images, np.asarray(params, np.float32), strict=True)])
+    rows = np.asarray(params, np.float32)
+    return np.stack([pillow_one(op, image, row) for image, row in zip(images, rows, strict=True)])
 
 
 def pillow_one(op: Op, image: np.ndarray, params: Sequence[float]) -> np.ndarray:
