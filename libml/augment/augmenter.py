@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.augment import ctaugment, kernels
-from libml.augment.ops import OPS, RAND_OPS
+from libml.augment.ops import MAGNITUDES, OPS, RAND_OPS
 from libml.augment.policy import Policy, pillow_policy, run_policy
 from libml.augment.spec import AugmentSpec, RandAugment, parse_augment
 
@@ -33,7 +33,8 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
 
 
-def _weak_view(images: tf.Tensor, draws: Draws, shift: int) -> tf.Tensor:
+def _weak_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool = False) -> tf.Tensor:
+    del compiled  # the same either way
     return kernels.mirror_and_shift(images, draws["flip"], draws["offset"], shift)
 
 
@@ -60,14 +61,16 @@ def _probe_view(images: tf.Tensor, policy: Policy, compiled: bool) -> tf.Tensor:
 
 
 # One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
-_compiled = {f: tf.function(f, jit_compile=True, autograph=False) for f in (_cta_view, _rand_view, _probe_view)}
+_compiled = {f: tf.function(f, jit_compile=True, autograph=False)
+             for f in (_weak_view, _cta_view, _rand_view, _probe_view)}
 
 
 class Augmenter(tf.Module):
     """Views of image batches; all randomness comes from the seeds, all state is `rates` (CTAugment only).
 
-    `mirror` and `shift` say what the default weak augmentation of the dataset is. `jit_compile` has XLA compile the
-    policies (some seconds at the first call of each shape, then several times faster); the pixels are the same.
+    `mirror` and `shift` say what the default weak augmentation of the dataset is. With `jit_compile` XLA compiles the
+    views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
+    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only.
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
@@ -90,20 +93,19 @@ class Augmenter(tf.Module):
     def _run(self, function, *args) -> tf.Tensor:
         return (_compiled[function] if self.jit_compile else function)(*args, self.jit_compile)
 
-    def _draw_weak(self, kind: str, n: int, seed: tf.Tensor) -> Draws:
+    def _draw_weak(self, kind: str, uniform: tf.Tensor) -> Draws:
         mirror, shift = self._weak_kinds[kind]
-        flip_seed, offset_seed = tf.unstack(tf.random.split(seed, 2))
-        flip = tf.random.stateless_uniform([n], flip_seed, 0, 2, tf.int32) == 1
         return {
-            "flip": flip if mirror else tf.zeros_like(flip),
-            "offset": tf.random.stateless_uniform([n, 2], offset_seed, 0, 2 * shift + 1, tf.int32),
+            "flip": uniform[:, 0] < (0.5 if mirror else 0.0),
+            "offset": tf.cast(uniform[:, 1:3] * (2 * shift + 1), tf.int32),
         }
 
     def _view(self, kind: str, images: tf.Tensor, seed: tf.Tensor, stream: int) -> tf.Tensor:
-        seed = tf.random.experimental.stateless_fold_in(seed, stream)
+        images = tf.convert_to_tensor(images)
         if kind == "x":
-            return tf.convert_to_tensor(images)
-        return _weak_view(images, self._draw_weak(kind, images.shape[0], seed), self._weak_kinds[kind][1])
+            return images
+        draws = self._draw_weak(kind, _uniform(seed, stream, images.shape[0], 3))
+        return self._run(_weak_view, images, draws, self._weak_kinds[kind][1])
 
     def labeled(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Weak view of labelled images, uint8 [N, H, W, 3] to uint8."""
@@ -114,15 +116,17 @@ class Augmenter(tf.Module):
         return self._view(self.spec.weak, images, seed, _WEAK)
 
     def draw_strong(self, n: int, seed: tf.Tensor) -> Draws:
-        """All random choices of `strong` for n images: flip, offset, ops, params, centre of the cutout."""
-        seed = tf.random.experimental.stateless_fold_in(seed, _STRONG)
-        weak_seed, policy_seed, applied_seed, centre_seed = tf.unstack(tf.random.split(seed, 4))
-        draws = self._draw_weak(self.spec.weak, n, weak_seed)
+        """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params."""
+        depth, numbers = self.depth, ctaugment.TRAINING
+        if self._rand:
+            depth, numbers = self._rand.depth, _RAND_NUMBERS
+        uniform = _uniform(seed, _STRONG, n, 5 + depth * numbers)
+        draws = self._draw_weak(self.spec.weak, uniform) | {"centre": uniform[:, 3:5]}
+        uniform = tf.reshape(uniform[:, 5:], [n, depth, numbers])
         if self.uses_probe:
-            draws |= ctaugment.draw_training(self.rates, n, self.depth, policy_seed, self.threshold, self.decay)
+            draws |= ctaugment.draw_training(self.rates, uniform, self.threshold, self.decay)
         elif self._rand:
-            draws |= _draw_rand(self._rand, n, policy_seed, applied_seed)
-        draws["centre"] = tf.random.stateless_uniform([n, 2], centre_seed)
+            draws |= _draw_rand(self._rand, uniform)
         return draws
 
     def strong(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -163,8 +167,8 @@ class Augmenter(tf.Module):
         """Applies one random policy to each weak view, uint8 to uint8; gives the policy too, for `update`."""
         if not self.uses_probe:
             raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d")
-        seed = tf.random.experimental.stateless_fold_in(seed, _PROBE)
-        policy = ctaugment.draw_probe(weak.shape[0], self.depth, seed)
+        uniform = _uniform(seed, _PROBE, weak.shape[0], self.depth * ctaugment.PROBE)
+        policy = ctaugment.draw_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
         return self._run(_probe_view, weak, policy), policy
 
     def update(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor) -> None:
@@ -181,17 +185,22 @@ class Augmenter(tf.Module):
         self.rates.assign(ctaugment.updated_rates(self.rates, rows[:, :-1], rows[:, -1], self.decay))
 
 
-def _draw_rand(settings: RandAugment, n: int, policy_seed: tf.Tensor, applied_seed: tf.Tensor) -> Policy:
+_RAND_NUMBERS = 4  # uniform numbers per operation: which, whether at all, magnitude, sign
+
+
+def _draw_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
     """RandAugment's policies; an operation that is not applied becomes Identity."""
-    op_seed, param_seed = tf.unstack(tf.random.split(policy_seed, 2))
-    shape = [n, settings.depth]
-    ops = tf.random.stateless_uniform(shape, op_seed, 0, len(RAND_OPS), tf.int32)
-    applied = tf.random.stateless_uniform(shape, applied_seed) < settings.probability
-    params = tf.random.stateless_uniform([*shape, 2], param_seed)
-    if settings.magnitude is not None:
-        bins = RAND_OPS["Identity"].bins[0]
-        params = tf.stack([tf.fill(shape, (settings.magnitude - 0.5) / bins), params[..., 1]], -1)
-    return {"ops": tf.where(applied, ops, list(RAND_OPS).index("Identity")), "params": params}
+    ops = tf.cast(uniform[..., 0] * len(RAND_OPS), tf.int32)
+    ops = tf.where(uniform[..., 1] < settings.probability, ops, list(RAND_OPS).index("Identity"))
+    if settings.magnitude is None:
+        return {"ops": ops, "params": uniform[..., 2:]}
+    magnitude = tf.fill(ops.shape, (settings.magnitude - 0.5) / MAGNITUDES)
+    return {"ops": ops, "params": tf.stack([magnitude, uniform[..., 3]], -1)}
+
+
+def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
+    """Independent numbers in [0, 1) for each seed and stream: one draw for all that a view needs."""
+    return tf.random.stateless_uniform([n, numbers], tf.random.experimental.stateless_fold_in(seed, stream))
 
 
 def _levels(images: np.ndarray) -> np.ndarray:

@@ -9,19 +9,16 @@ from libml.augment.policy import Policy
 PARAMETERS = max(op.parameters for op in OPS.values())  # columns of policy["params"]
 _LEARNED = max(len(op.bins) for op in OPS.values())  # of which the first have bins
 MAX_BINS = max(max(op.bins, default=0) for op in OPS.values())
+PROBE, TRAINING = 1 + PARAMETERS, 1 + PARAMETERS + _LEARNED  # uniform numbers per operation
 RATES_SHAPE = (len(OPS), _LEARNED, MAX_BINS)
 
 BINS = np.array([op.bins + (0,) * (_LEARNED - len(op.bins)) for op in OPS.values()], np.int32)  # [ops, 2], 0: none
 _LARGEST = np.nextafter(np.float32(1), np.float32(0))  # parameters stay below 1
 
 
-def draw_probe(n: int, depth: int, seed: tf.Tensor) -> Policy:
-    """A probe policy per image: operations and parameters uniform."""
-    op_seed, param_seed = tf.unstack(tf.random.split(seed, 2))
-    return {
-        "ops": tf.random.stateless_uniform([n, depth], op_seed, 0, len(OPS), tf.int32),
-        "params": tf.random.stateless_uniform([n, depth, PARAMETERS], param_seed),
-    }
+def draw_probe(uniform: tf.Tensor) -> Policy:
+    """A probe policy per image from uniform numbers [N, depth, 1 + PARAMETERS]: everything equally likely."""
+    return {"ops": tf.cast(uniform[..., 0] * len(OPS), tf.int32), "params": uniform[..., 1 : 1 + PARAMETERS]}
 
 
 def bin_probabilities(rates: tf.Tensor, threshold: float, decay: float) -> tf.Tensor:
@@ -32,15 +29,14 @@ def bin_probabilities(rates: tf.Tensor, threshold: float, decay: float) -> tf.Te
     return tf.math.divide_no_nan(p, tf.reduce_sum(p, -1, keepdims=True))
 
 
-def draw_training(rates: tf.Tensor, n: int, depth: int, seed: tf.Tensor, threshold: float, decay: float) -> Policy:
-    """A training policy per image: operations uniform, bins as the rates say, uniform within the bin."""
-    probe_seed, bin_seed = tf.unstack(tf.random.split(seed, 2))
-    policy = draw_probe(n, depth, probe_seed)
+def draw_training(rates: tf.Tensor, uniform: tf.Tensor, threshold: float, decay: float) -> Policy:
+    """A training policy per image from uniform numbers [N, depth, TRAINING]: bins as the rates say, uniform within."""
+    policy = draw_probe(uniform)
     # Inverse transform: the first bin whose cumulated chance exceeds a uniform number.
     chance = tf.gather(tf.cumsum(bin_probabilities(rates, threshold, decay), axis=-1), policy["ops"])
-    point = tf.random.stateless_uniform([n, depth, _LEARNED, 1], bin_seed) * chance[..., -1:]
+    point = uniform[..., 1 + PARAMETERS :, None] * chance[..., -1:]
     chosen = tf.reduce_sum(tf.cast(chance <= point, tf.float32), -1)
-    bins = tf.cast(tf.gather(BINS, policy["ops"]), tf.float32)
+    bins = tf.gather(tf.constant(BINS, tf.float32), policy["ops"])
     within = policy["params"][..., :_LEARNED]
     learned = tf.where(bins > 0, tf.minimum((chosen + within) / tf.maximum(bins, 1.0), _LARGEST), within)
     return {"ops": policy["ops"], "params": tf.concat([learned, policy["params"][..., _LEARNED:]], -1)}
