@@ -1,0 +1,213 @@
+"""The Augmenter: labelled, weak and strong views and probes of one `--augment` setting, and CTAugment's rates."""
+
+import numpy as np
+import tensorflow as tf
+
+from libml.augment import ctaugment, kernels
+from libml.augment.ops import MAGNITUDES, OPS, RAND_OPS
+from libml.augment.policy import Policy, pillow_policy, run_policy
+from libml.augment.spec import AugmentSpec, RandAugment, parse_augment
+
+_LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
+
+Draws = dict[str, tf.Tensor]  # all that is random in a view, one row per image
+
+
+def to_float(images: tf.Tensor) -> tf.Tensor:
+    """uint8 to float32 in [-1, 1]; in graphs TensorFlow multiplies by 1 / 127.5, which may change the last bit."""
+    return tf.cast(images, tf.float32) / 127.5 - 1.0
+
+
+def to_uint8(x: tf.Tensor) -> tf.Tensor:
+    """float32 in [-1, 1] to uint8, rounded and clipped."""
+    return tf.cast(tf.clip_by_value(tf.round(127.5 * (1.0 + x)), 0.0, 255.0), tf.uint8)
+
+
+# What to_float means, for strong views: a table is the same everywhere, whatever optimisers make of a division.
+_LEVELS = np.arange(256, dtype=np.uint8).astype(np.float32) / np.float32(127.5) - np.float32(1)
+# RandAugment turns floats to bytes by truncation: some values, that rounding had made a little smaller, lose one.
+_TRUNCATED = ((_LEVELS * np.float32(0.5) + np.float32(0.5)) * np.float32(255)).astype(np.uint8)
+
+
+def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
+    return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
+
+
+def _weak_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool = False) -> tf.Tensor:
+    del compiled  # the same either way
+    return kernels.mirror_and_shift(images, draws["flip"], draws["offset"], shift)
+
+
+def _cta_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool) -> tf.Tensor:
+    x = run_policy(OPS, _weak_view(images, draws, shift), draws, compiled)
+    x = kernels.cutout(x, tf.ones([x.shape[0]]), draws["centre"])
+    return _look_up(_LEVELS, x)
+
+
+def _rand_view(images: tf.Tensor, draws: Draws, shift: int, cutout: int, compiled: bool) -> tf.Tensor:
+    x = _look_up(_TRUNCATED, _weak_view(images, draws, shift))
+    x = tf.concat([x, tf.fill([*x.shape[:3], 1], tf.constant(255, tf.uint8))], -1)
+    x = run_policy(RAND_OPS, x, draws, compiled)
+    hidden = x[..., 3:] == 0
+    if cutout:
+        height, width = x.shape[1:3]
+        side = tf.fill([x.shape[0]], cutout * min(height, width) // 100)
+        hidden |= kernels.box(draws["centre"], side, height, width)
+    return tf.where(hidden, 0.0, _look_up(_LEVELS, x[..., :3]))
+
+
+def _probe_view(images: tf.Tensor, policy: Policy, compiled: bool) -> tf.Tensor:
+    return run_policy(OPS, images, policy, compiled)
+
+
+# One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
+_compiled = {f: tf.function(f, jit_compile=True, autograph=False)
+             for f in (_weak_view, _cta_view, _rand_view, _probe_view)}
+
+
+class Augmenter(tf.Module):
+    """Views of image batches; all randomness comes from the seeds, all state is `rates` (CTAugment only).
+
+    `mirror` and `shift` say what the default weak augmentation of the dataset is. With `jit_compile` XLA compiles the
+    views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
+    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only.
+    """
+
+    def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
+                 depth: int = 2, threshold: float = 0.80, decay: float = 0.99, jit_compile: bool = True) -> None:
+        super().__init__(name="augmenter")
+        self.spec = parse_augment(spec) if isinstance(spec, str) else spec
+        if len(image_shape) != 3 or image_shape[2] != 3:
+            raise ValueError(f"image_shape={image_shape}: expected (height, width, 3)")
+        if not 0 <= shift < min(image_shape[:2]):
+            raise ValueError(f"shift={shift}: reflect-padding needs 0 <= shift < {min(image_shape[:2])}")
+        self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
+        self.jit_compile = jit_compile
+        self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
+        self._rand: RandAugment | None = self.spec.rand_augment
+        self.uses_probe = self.spec.strong == "d"
+        if self.uses_probe:
+            self.rates = tf.Variable(tf.ones(ctaugment.RATES_SHAPE), trainable=False, name="rates",
+                                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def _run(self, function, *args) -> tf.Tensor:
+        return (_compiled[function] if self.jit_compile else function)(*args, self.jit_compile)
+
+    def _draw_weak(self, kind: str, uniform: tf.Tensor) -> Draws:
+        mirror, shift = self._weak_kinds[kind]
+        return {
+            "flip": uniform[:, 0] < (0.5 if mirror else 0.0),
+            "offset": tf.cast(uniform[:, 1:3] * (2 * shift + 1), tf.int32),
+        }
+
+    def _view(self, kind: str, images: tf.Tensor, seed: tf.Tensor, stream: int) -> tf.Tensor:
+        images = tf.convert_to_tensor(images)
+        if kind == "x":
+            return images
+        draws = self._draw_weak(kind, _uniform(seed, stream, images.shape[0], 3))
+        return self._run(_weak_view, images, draws, self._weak_kinds[kind][1])
+
+    def labeled(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Weak view of labelled images, uint8 [N, H, W, 3] to uint8."""
+        return self._view(self.spec.labeled, images, seed, _LABELED)
+
+    def weak(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Weak view of unlabelled images, uint8 to uint8."""
+        return self._view(self.spec.weak, images, seed, _WEAK)
+
+    def draw_strong(self, n: int, seed: tf.Tensor) -> Draws:
+        """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params."""
+        depth, numbers = self.depth, ctaugment.TRAINING
+        if self._rand:
+            depth, numbers = self._rand.depth, _RAND_NUMBERS
+        uniform = _uniform(seed, _STRONG, n, 5 + depth * numbers)
+        draws = self._draw_weak(self.spec.weak, uniform) | {"centre": uniform[:, 3:5]}
+        uniform = tf.reshape(uniform[:, 5:], [n, depth, numbers])
+        if self.uses_probe:
+            draws |= ctaugment.draw_training(self.rates, uniform, self.threshold, self.decay)
+        elif self._rand:
+            draws |= _draw_rand(self._rand, uniform)
+        return draws
+
+    def strong(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout."""
+        return self.strong_view(images, self.draw_strong(images.shape[0], seed))
+
+    def strong_view(self, images: tf.Tensor, draws: Draws) -> tf.Tensor:
+        """The strong view that `draws` describe."""
+        shift = self._weak_kinds[self.spec.weak][1]
+        if self.uses_probe:
+            return self._run(_cta_view, images, draws, shift)
+        if self._rand:
+            return self._run(_rand_view, images, draws, shift, self._rand.cutout)
+        return _look_up(_LEVELS, _weak_view(images, draws, shift))
+
+    def strong_reference(self, images: np.ndarray, draws: Draws) -> np.ndarray:
+        """`strong_view` on the host by NumPy and Pillow, image by image."""
+        draws = {key: np.asarray(value) for key, value in draws.items()}
+        shift = self._weak_kinds[self.spec.weak][1]
+        x = np.stack([_weak_reference(*row, shift)
+                      for row in zip(images, draws["flip"], draws["offset"], strict=True)])
+        if self.uses_probe:
+            last = {"ops": np.full([len(x), 1], list(OPS).index("cutout")),
+                    "params": np.insert(draws["centre"], 0, 1.0, axis=1)[:, None]}
+            return _levels(pillow_policy(OPS, pillow_policy(OPS, x, draws), last))
+        if not self._rand:
+            return _levels(x)
+        x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
+        x = pillow_policy(RAND_OPS, x, draws)
+        result = np.where(x[..., 3:] == 0, np.float32(0), _levels(x[..., :3]))
+        half = self._rand.cutout * min(self.image_shape[:2]) // 100 // 2
+        for image, (u, v) in zip(result, draws["centre"].astype(float), strict=True):
+            row, column = int(v * image.shape[0]), int(u * image.shape[1])
+            image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
+        return result
+
+    def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
+        """Applies one random policy to each weak view, uint8 to uint8; gives the policy too, for `update`."""
+        if not self.uses_probe:
+            raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d")
+        uniform = _uniform(seed, _PROBE, weak.shape[0], self.depth * ctaugment.PROBE)
+        policy = ctaugment.draw_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
+        return self._run(_probe_view, weak, policy), policy
+
+    def update(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor) -> None:
+        """Learns from the predictions [N, classes] on probed images with class numbers `labels` [N].
+
+        In a replica context the hits of all replicas are gathered first, so that every replica makes the same update.
+        """
+        onehot = tf.one_hot(labels, probabilities.shape[-1], dtype=tf.float32)
+        proximity = 1.0 - 0.5 * tf.reduce_sum(tf.abs(tf.cast(probabilities, tf.float32) - onehot), -1, keepdims=True)
+        rows = tf.concat([ctaugment.hits(policy), proximity], -1)
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            rows = tf.ensure_shape(context.all_gather(rows, axis=0), [None, rows.shape[1]])
+        self.rates.assign(ctaugment.updated_rates(self.rates, rows[:, :-1], rows[:, -1], self.decay))
+
+
+_RAND_NUMBERS = 4  # uniform numbers per operation: which, whether at all, magnitude, sign
+
+
+def _draw_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
+    """RandAugment's policies; an operation that is not applied becomes Identity."""
+    ops = tf.cast(uniform[..., 0] * len(RAND_OPS), tf.int32)
+    ops = tf.where(uniform[..., 1] < settings.probability, ops, list(RAND_OPS).index("Identity"))
+    if settings.magnitude is None:
+        return {"ops": ops, "params": uniform[..., 2:]}
+    magnitude = tf.fill(ops.shape, (settings.magnitude - 0.5) / MAGNITUDES)
+    return {"ops": ops, "params": tf.stack([magnitude, uniform[..., 3]], -1)}
+
+
+def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
+    """Independent numbers in [0, 1) for each seed and stream: one draw for all that a view needs."""
+    return tf.random.stateless_uniform([n, numbers], tf.random.experimental.stateless_fold_in(seed, stream))
+
+
+def _levels(images: np.ndarray) -> np.ndarray:
+    return _LEVELS[images]
+
+
+def _weak_reference(image: np.ndarray, flip: bool, offset: np.ndarray, shift: int) -> np.ndarray:
+    height, width = image.shape[:2]
+    padded = np.pad(image[:, ::-1] if flip else image, ((shift, shift), (shift, shift), (0, 0)), mode="reflect")
+    return padded[offset[0] : offset[0] + height, offset[1] : offset[1] + width]

@@ -1,0 +1,315 @@
+"""Image operations on batches in the graph, equal in every pixel to Pillow's, channels [R, G, B] or [R, G, B, A].
+
+Pillow computes with C floats and fixed-point integers; each function below does the same arithmetic. A compiler may
+contract a*b + c to one rounding (XLA does), Pillow's builds do not: `_product` makes both give the same number.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+RESAMPLING = ("LANCZOS", "BICUBIC", "BILINEAR", "BOX", "HAMMING", "NEAREST")  # the order of rescale's methods
+_RESAMPLE_BITS = 22  # Pillow's fixed-point precision for 8-bit resampling
+MAX_MARGIN = 0.25  # of the side; rescale crops less than this
+
+
+def _product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """a * b rounded once, whatever a compiler fuses it with; b must be integers of at most 11 bits."""
+    # Cut a in two halves: both partial products are exact, so the sum is the only rounding.
+    integer, mask = (tf.int32, -(1 << 12)) if a.dtype == tf.float32 else (tf.int64, -(1 << 27))
+    high = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(a, integer), tf.constant(mask, integer)), a.dtype)
+    return high * b - (high - a) * b  # differences: graph optimisers reorder sums
+
+
+def scaled(u: tf.Tensor, factor: float, offset: float) -> tf.Tensor:
+    """offset + factor * u in float64 with Python's two roundings; u: float32 values."""
+    high = float(np.float32(factor))  # 24 bits times 24 bits: exact, and so is the rest times u
+    u = tf.cast(u, tf.float64)
+    return (high * u - (high - factor) * u) - (-offset)  # differences, as in _product
+
+
+def truncated(u: tf.Tensor, factor: float) -> tf.Tensor:
+    """int(u * factor) as Python computes it, int32."""
+    return tf.cast(tf.cast(u, tf.float64) * factor, tf.int32)
+
+
+def _per_image(x: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(x, [-1, 1, 1, 1])
+
+
+def with_alpha(rgb: tf.Tensor, images: tf.Tensor, opaque: bool = False) -> tf.Tensor:
+    """Gives rgb the transparency of images, or none."""
+    if images.shape[-1] == 3:
+        return rgb
+    alpha = images[..., 3:]
+    return tf.concat([rgb, tf.fill(tf.shape(alpha), tf.constant(255, tf.uint8)) if opaque else alpha], -1)
+
+
+def _floats(images: tf.Tensor) -> tf.Tensor:
+    return tf.cast(images[..., :3], tf.float32)
+
+
+def _blend(first: tf.Tensor, second: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """Image.blend: float32 images with whole values, alpha float [N] in 0..2, to uint8."""
+    alpha = _per_image(tf.cast(alpha, tf.float32))
+    return tf.cast(tf.clip_by_value(first - _product(alpha, first - second), 0.0, 255.0), tf.uint8)
+
+
+def blend(images: tf.Tensor, changed: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
+    """Image.blend(images, changed, u) for uint8 or whole-valued float32 `changed`."""
+    return _blend(_floats(images), tf.cast(changed, tf.float32), u)
+
+
+def _grey(images: tf.Tensor) -> tf.Tensor:
+    """Pillow's conversion to mode L: [N, H, W, 1] int32."""
+    x = tf.cast(images, tf.int32)
+    return (x[..., 0:1] * 19595 + x[..., 1:2] * 38470 + x[..., 2:3] * 7471 + 0x8000) // 65536
+
+
+def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """ImageEnhance.Brightness."""
+    x = _floats(images)
+    return with_alpha(_blend(tf.zeros_like(x), x, factor), images)
+
+
+def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """ImageEnhance.Color."""
+    return with_alpha(_blend(tf.cast(_grey(images), tf.float32), _floats(images), factor), images)
+
+
+def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """ImageEnhance.Contrast; transparent pixels count in the mean."""
+    grey = _grey(images)
+    count = images.shape[1] * images.shape[2]
+    mean = (2 * tf.reduce_sum(grey, [1, 2, 3], keepdims=True) + count) // (2 * count)
+    return with_alpha(_blend(tf.cast(mean, tf.float32), _floats(images), factor), images)
+
+
+def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """ImageEnhance.Sharpness."""
+    return with_alpha(_blend(smooth(images), _floats(images), factor), images)
+
+
+def autocontrast(images: tf.Tensor) -> tf.Tensor:
+    """ImageOps.autocontrast, uint8."""
+    low = tf.cast(tf.reduce_min(images[..., :3], [1, 2], keepdims=True), tf.float64)
+    high = tf.cast(tf.reduce_max(images[..., :3], [1, 2], keepdims=True), tf.float64)
+    x = tf.cast(images[..., :3], tf.float64)
+    scale = 255.0 / tf.maximum(high - low, 1.0)
+    stretched = tf.clip_by_value(_product(scale, x) - _product(scale, low), 0.0, 255.0)
+    return tf.where(high > low, tf.cast(stretched, tf.uint8), images[..., :3])
+
+
+def _histogram(values: tf.Tensor, rows: int) -> tf.Tensor:
+    """Counts per value, int32 [rows, 256], of pixels numbered 256 * row + value."""
+    counts = tf.raw_ops.DenseBincount(
+        input=tf.reshape(values, [-1]), size=rows * 256, weights=tf.zeros([0], tf.int32), binary_output=False)
+    return tf.reshape(counts, [-1, 256])
+
+
+def equalize(images: tf.Tensor) -> tf.Tensor:
+    """ImageOps.equalize, uint8."""
+    x = tf.cast(images[..., :3], tf.int32)
+    rows = 3 * (images.shape[0] or tf.shape(images)[0])  # one histogram and one table per image and channel
+    numbered = x + tf.reshape(tf.range(rows) * 256, [-1, 1, 1, 3])
+    below = tf.cumsum(_histogram(numbered, rows), axis=-1, exclusive=True)
+    brightest = tf.reshape(tf.reduce_max(x, [1, 2]), [-1, 1])
+    # All pixels but those of the brightest value: the running count at that value.
+    step = tf.reduce_sum(tf.where(brightest == tf.range(256), below, 0), -1, keepdims=True) // 255
+    table = tf.minimum((step // 2 + below) // tf.maximum(step, 1), 255)
+    table = tf.cast(tf.where(step > 0, table, tf.range(256)), tf.uint8)
+    return tf.gather(tf.reshape(table, [-1]), numbered)
+
+
+def invert(images: tf.Tensor) -> tf.Tensor:
+    """ImageOps.invert."""
+    return 255 - images
+
+
+def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+    """ImageOps.posterize, bits int32 [N] in 1..8."""
+    mask = tf.cast(256 - tf.bitwise.left_shift(tf.ones_like(bits), 8 - bits), tf.uint8)
+    return tf.bitwise.bitwise_and(images[..., :3], _per_image(mask))
+
+
+def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """ImageOps.solarize, threshold int32 [N]."""
+    x = images[..., :3]
+    return tf.where(tf.cast(x, tf.int32) < _per_image(threshold), x, 255 - x)
+
+
+def _window_sums(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Sums over size x size windows of [N, H, W * 3], without padding."""
+    height, width = x.shape[1] - size + 1, x.shape[2] - 3 * (size - 1)
+    x = tf.add_n([x[:, i : height + i] for i in range(size)])
+    return tf.add_n([x[:, :, 3 * i : width + 3 * i] for i in range(size)])
+
+
+def _filtered(images: tf.Tensor, border: int, kernel: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Filters the inside; Pillow's filters leave the border as it is. Whole float32."""
+    height, width = images.shape[1:3]
+    x = tf.reshape(_floats(images), [-1, height, width * 3])  # long rows: three channels alone would not vectorise
+    row, column = np.arange(height)[:, None], np.arange(width * 3) // 3
+    inside = (row >= border) & (row < height - border) & (column >= border) & (column < width - border)
+    inner = tf.pad(tf.floor(kernel(x) + 0.5), [[0, 0], [border, border], [3 * border, 3 * border]])
+    return tf.reshape(tf.where(inside, inner, x), [-1, height, width, 3])
+
+
+def blur(images: tf.Tensor) -> tf.Tensor:
+    """ImageFilter.BLUR, the mean of the 16 pixels of a 5x5 ring, as whole float32."""
+    return _filtered(images, 2, lambda x: (_window_sums(x, 5) - _window_sums(x[:, 1:-1, 3:-3], 3)) / 16.0)
+
+
+def smooth(images: tf.Tensor) -> tf.Tensor:
+    """ImageFilter.SMOOTH, 3x3 with a centre of 5 in 13, as whole float32."""
+    # sum / 13 + 1/2 is never nearer than 1/26 to an integer, so rounding errors cannot change the result.
+    return _filtered(images, 1, lambda x: (_window_sums(x, 3) + 4.0 * x[:, 1:-1, 3:-3]) / 13.0)
+
+
+def _take(images: tf.Tensor, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """images[n, y[n, i, j], x[n, i, j]]; y and x must lie inside the image."""
+    height, width, channels = images.shape[1:]
+    index = (tf.reshape(tf.range(tf.shape(images)[0]), [-1, 1, 1]) * height + y) * width + x
+    return tf.gather(tf.reshape(images, [-1, channels]), index)
+
+
+def affine(images: tf.Tensor, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0) -> tf.Tensor:
+    """Image.transform(AFFINE, NEAREST) with zeros outside: source x = ax + by + c, y = dx + ey + f; float64 [N]."""
+    height, width = images.shape[1:3]
+    # 16.16 fixed point, at the centre of the pixel.
+    a, b, c, d, e, f = (
+        tf.cast(tf.floor(tf.reshape(tf.cast(v, tf.float64), [-1, 1, 1]) * 65536.0 + 0.5), tf.int32)
+        for v in (a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5)
+    )
+    x, y = tf.range(width), tf.range(height)[:, None]
+    source_x = tf.bitwise.right_shift(c + a * x + b * y, 16)
+    source_y = tf.bitwise.right_shift(f + d * x + e * y, 16)
+    inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
+    moved = _take(images, tf.clip_by_value(source_y, 0, height - 1), tf.clip_by_value(source_x, 0, width - 1))
+    return tf.where(inside[..., None], moved, tf.constant(0, tf.uint8))
+
+
+def rotate(images: tf.Tensor, degrees: tf.Tensor, limit: int) -> tf.Tensor:
+    """Image.rotate by whole degrees, int32 [N] within -limit..limit, nearest, zeros outside."""
+    height, width = images.shape[1:3]
+    # The angles are few, so their matrices are constants made as Pillow makes them, with the C library's cosine.
+    rows = []
+    for angle in range(-limit, limit + 1):
+        radians = -math.radians(angle)
+        cos, sin = round(math.cos(radians), 15), round(math.sin(radians), 15)
+        minus_sin = round(-math.sin(radians), 15)
+        x, y = width / 2, height / 2
+        rows.append((cos, sin, cos * -x + sin * -y + x, minus_sin, cos, minus_sin * -x + cos * -y + y))
+    columns = zip(*rows, strict=True)
+    return affine(images, *(tf.gather(tf.constant(column, tf.float64), degrees + limit) for column in columns))
+
+
+def _filter(method: str, x: float) -> float:
+    """Pillow's resampling filters."""
+    def sinc(v: float) -> float:
+        return 1.0 if v == 0.0 else math.sin(v * math.pi) / (v * math.pi)
+
+    if method == "LANCZOS":
+        return sinc(x) * sinc(x / 3) if -3.0 <= x < 3.0 else 0.0
+    if method == "BOX":
+        return 1.0 if -0.5 < x <= 0.5 else 0.0
+    x = abs(x)
+    if method == "BILINEAR":
+        return max(1.0 - x, 0.0)
+    if method == "HAMMING":  # its constants are C floats
+        return 0.0 if x >= 1 else sinc(x) * float(np.float32(0.54) + np.float32(0.46) * math.cos(x * math.pi))
+    if x < 1.0:  # BICUBIC with a = -1/2
+        return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
+    return (((x - 5) * x + 8) * x - 4) * -0.5 if x < 2.0 else 0.0
+
+
+_SUPPORT = {"LANCZOS": 3.0, "BICUBIC": 2.0, "BILINEAR": 1.0, "BOX": 0.5, "HAMMING": 1.0}
+
+
+def _weights(method: str, crop: int, size: int) -> np.ndarray:
+    """Pillow's fixed-point weights [size, crop] of enlarging `crop` pixels to `size`."""
+    weights = np.zeros((size, crop), np.int32)
+    scale = crop / size
+    position = scale * 0.5
+    for i in range(size):
+        if crop == size or method == "NEAREST":
+            weights[i, i if crop == size else int(position)] = 1 << _RESAMPLE_BITS
+            position += scale  # accumulated, as Pillow does, errors included
+            continue
+        centre, support = (i + 0.5) * scale, _SUPPORT[method]
+        low, high = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), crop)
+        w = [_filter(method, j - centre + 0.5) for j in range(low, high)]
+        total = sum(w)
+        weights[i, low:high] = [int(math.copysign(0.5, v) + v / total * (1 << _RESAMPLE_BITS)) for v in w]
+    return weights
+
+
+@functools.cache
+def _resampling_table(size: int) -> np.ndarray:
+    """Fixed-point matrices [methods, starts, ends, size, size] of crop and resize back along one axis.
+
+    Crops start at 0..size/4 and end at size - start; both are rounded half to even, so that at odd sizes a tie makes
+    the end differ by one.
+    """
+    starts = round(MAX_MARGIN * size) + 1
+    slack = size % 2
+    table = np.zeros((len(RESAMPLING), starts, 1 + 2 * slack, size, size), np.int32)
+    for m, method in enumerate(RESAMPLING):
+        for start in range(starts):
+            for end in range(1 + 2 * slack):
+                crop = min(size - start + end - slack, size) - start
+                table[m, start, end, :, start : start + crop] = _weights(method, crop, size)
+    return table
+
+
+def _resample(x: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
+    """One pass over axis 1 of whole-valued float64 [N, size, …]."""
+    size = x.shape[1]
+    start = tf.cast(tf.round(margin * size), tf.int32)  # half to even, as Python's round in Image.crop
+    end = tf.cast(tf.round((1.0 - margin) * size), tf.int32)
+    table = _resampling_table(size)
+    row = (method * table.shape[1] + start) * table.shape[2] + end - (size - start) + size % 2
+    weights = tf.cast(tf.gather(tf.constant(table.reshape(-1, size, size)), row), tf.float64)
+    # Sums of whole numbers below 2^53: exact in any order. float32 would not be, nor TF32 on a GPU.
+    total = tf.matmul(weights, tf.reshape(x, [-1, size, x.shape[2] * x.shape[3]]))
+    rounded = tf.clip_by_value(tf.floor((total + 2.0 ** (_RESAMPLE_BITS - 1)) * 2.0**-_RESAMPLE_BITS), 0.0, 255.0)
+    return tf.reshape(rounded, [-1, *x.shape[1:]])
+
+
+def rescale(images: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
+    """Crops the margin (float64 [N], of the side) and resizes back by RESAMPLING[method]; rows first, like Pillow."""
+    x = tf.transpose(tf.cast(images, tf.float64), [0, 2, 1, 3])
+    x = tf.transpose(_resample(x, margin, method), [0, 2, 1, 3])
+    return tf.cast(_resample(x, margin, method), tf.uint8)
+
+
+def box(centre: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Mask [N, H, W, 1] of the square [c - size // 2, c + size // 2); centre [N, 2] is (x, y) in [0, 1)."""
+    half = tf.reshape(size // 2, [-1, 1])
+    x = truncated(centre[:, 0:1], width) - tf.range(width)  # [N, W]
+    y = truncated(centre[:, 1:2], height) - tf.range(height)
+    inside_x, inside_y = (x <= half) & (x > -half), (y <= half) & (y > -half)
+    return (inside_y[:, :, None] & inside_x[:, None, :])[..., None]
+
+
+def cutout(images: tf.Tensor, u: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
+    """Fills a square of side 1 + int(u * min(H, W) * 0.499) with 127."""
+    height, width = images.shape[1:3]
+    size = 1 + tf.cast(tf.cast(u, tf.float64) * min(height, width) * 0.499, tf.int32)
+    return tf.where(box(centre, size, height, width), tf.constant(127, tf.uint8), images)
+
+
+def mirror_and_shift(images: tf.Tensor, flip: tf.Tensor, offset: tf.Tensor, shift: int) -> tf.Tensor:
+    """Flips where `flip` [N], reflect-pads by `shift` and crops at `offset` [N, 2] (y, x) in 0..2*shift."""
+    height, width = images.shape[1:3]
+
+    def source(start: tf.Tensor, size: int) -> tf.Tensor:
+        i = tf.abs(tf.range(size) + start[:, None] - shift)  # reflect without repeating the edge
+        return size - 1 - tf.abs(size - 1 - i)
+
+    y, x = source(offset[:, 0], height), source(offset[:, 1], width)
+    x = tf.where(flip[:, None], width - 1 - x, x)
+    return _take(images, y[:, :, None], x[:, None, :])

@@ -1,0 +1,174 @@
+"""The op table: for every operation its bins, its definition in Pillow, and the same in the graph.
+
+`OPS` holds CTAugment's 19 operations on RGB, `RAND_OPS` the 14 of RandAugment on RGBA (or RGB). A new operation is one
+entry. Parameters are float32 in [0, 1); Python's float arithmetic on them (double precision) is part of the definition.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from libml.augment import kernels
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation; `bins` are those of its learnable parameters, `parameters` counts the plain random ones too."""
+
+    bins: tuple[int, ...]
+    pillow: Callable[..., Image.Image]  # (image, *parameters)
+    graph: Callable[..., tf.Tensor]  # (uint8 [N, H, W, C], *columns of parameters, each [N])
+    parameters: int
+
+
+def _op(bins: Sequence[int], pillow: Callable, graph: Callable, parameters: int | None = None) -> Op:
+    graph = tf.autograph.experimental.do_not_convert(graph)  # nothing to convert, and lambdas make it complain
+    return Op(tuple(bins), pillow, graph, len(bins) if parameters is None else parameters)
+
+
+# CTAugment ----------------------------------------------------------------------------------------------------------
+
+def _blended(pillow: Callable, graph: Callable) -> Op:
+    return _op([17], lambda x, u: Image.blend(x, pillow(x), u), lambda x, u: kernels.blend(x, graph(x), u))
+
+
+def _enhanced(pillow: Callable, graph: Callable) -> Op:
+    return _op([17], lambda x, u: pillow(x).enhance(0.1 + 1.9 * u), lambda x, u: graph(x, kernels.scaled(u, 1.9, 0.1)))
+
+
+def _affine(matrix: Callable, entry: str) -> Op:
+    # The translations go through here too: d = 0.3(2u - 1) is in pixels, so nearest-neighbour moves nothing at all.
+    # That is what CTAugment has always computed, and what published results used.
+    return _op([17],
+               lambda x, u: x.transform(x.size, Image.Transform.AFFINE, matrix(0.3 * (2 * u - 1))),
+               lambda x, u: kernels.affine(x, **{entry: 0.3 * (2 * tf.cast(u, tf.float64) - 1)}))
+
+
+def _cutout(x: Image.Image, u: float, centre_x: float, centre_y: float) -> Image.Image:
+    half = (1 + int(u * min(x.size) * 0.499)) // 2
+    column, row = int(centre_x * x.width), int(centre_y * x.height)
+    box = (max(column - half, 0), max(row - half, 0), min(column + half, x.width), min(row + half, x.height))
+    x = x.copy()
+    if half:  # Pillow fills a box of no size without complaint, but says nowhere that it does
+        x.paste((127, 127, 127), box)
+    return x
+
+
+def _rescale(x: Image.Image, u: float, v: float) -> Image.Image:
+    margin = kernels.MAX_MARGIN * u
+    crop = x.crop((margin * x.width, margin * x.height, x.width * (1 - margin), x.height * (1 - margin)))
+    return crop.resize(x.size, Image.Resampling[kernels.RESAMPLING[int(5.99 * v)]])
+
+
+OPS: dict[str, Op] = {
+    "autocontrast": _blended(ImageOps.autocontrast, kernels.autocontrast),
+    "blur": _blended(lambda x: x.filter(ImageFilter.BLUR), kernels.blur),
+    "brightness": _enhanced(ImageEnhance.Brightness, kernels.brightness),
+    "color": _enhanced(ImageEnhance.Color, kernels.color),
+    "contrast": _enhanced(ImageEnhance.Contrast, kernels.contrast),
+    # The centre, uniform over pixels, comes as two more parameters x and y: floor(v * extent). They have no bins.
+    "cutout": _op([17], _cutout, lambda x, u, cx, cy: kernels.cutout(x, u, tf.stack([cx, cy], -1)), parameters=3),
+    "equalize": _blended(ImageOps.equalize, kernels.equalize),
+    "identity": _op([], lambda x: x, lambda x: x),
+    "invert": _blended(ImageOps.invert, kernels.invert),
+    "posterize": _op([8], lambda x, u: ImageOps.posterize(x, 1 + int(7.999 * u)),
+                     lambda x, u: kernels.posterize(x, 1 + kernels.truncated(u, 7.999))),
+    "rescale": _op([17, 6], _rescale, lambda x, u, v: kernels.rescale(
+        x, kernels.MAX_MARGIN * tf.cast(u, tf.float64), kernels.truncated(v, 5.99))),
+    "rotate": _op([17], lambda x, u: x.rotate(int(round(45 * (2 * u - 1)))), lambda x, u: kernels.rotate(
+        x, tf.cast(tf.round(45 * (2 * tf.cast(u, tf.float64) - 1)), tf.int32), limit=45)),
+    "sharpness": _enhanced(ImageEnhance.Sharpness, kernels.sharpness),
+    "shear_x": _affine(lambda s: (1, s, 0, 0, 1, 0), "b"),
+    "shear_y": _affine(lambda s: (1, 0, 0, s, 1, 0), "d"),
+    "smooth": _blended(lambda x: x.filter(ImageFilter.SMOOTH), kernels.smooth),
+    "solarize": _op([17], lambda x, u: ImageOps.solarize(x, int(255.999 * u)),
+                    lambda x, u: kernels.solarize(x, kernels.truncated(u, 255.999))),
+    "translate_x": _affine(lambda d: (1, 0, d, 0, 1, 0), "c"),
+    "translate_y": _affine(lambda d: (1, 0, 0, 0, 1, d), "f"),
+}
+
+
+# RandAugment --------------------------------------------------------------------------------------------------------
+# Two parameters each: magnitude M = 1 + int(9u) in 1..9, and a sign, negative where v < 1/2. Geometric operations bring
+# in transparent black; the enhancers keep transparency; the others drop it.
+
+MAGNITUDES = 9  # of a scale of 10; at 10 Posterize would keep no bit, which Pillow rejects
+
+
+def _rand(pillow: Callable, graph: Callable, value: Sequence[float], signed: bool = False) -> Op:
+    """An op whose setting is value[M - 1], with a sign if `signed`."""
+    whole = all(isinstance(v, int) for v in value)
+
+    def setting(u: float, v: float) -> float:
+        return value[int(u * MAGNITUDES)] * (-1 if signed and v < 0.5 else 1)
+
+    def setting_graph(u: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        chosen = tf.gather(tf.constant(value, tf.int32 if whole else tf.float64), kernels.truncated(u, MAGNITUDES))
+        return tf.where(v < 0.5, -chosen, chosen) if signed else chosen
+
+    return _op([MAGNITUDES, 2], lambda x, u, v: pillow(x, setting(u, v)), lambda x, u, v: graph(x, setting_graph(u, v)))
+
+
+def _opaque(pillow: Callable, graph: Callable) -> tuple[Callable, Callable]:
+    """Makes an RGB operation drop transparency."""
+    return (lambda x, *s: pillow(x.convert("RGB"), *s).convert(x.mode),
+            lambda x, *s: kernels.with_alpha(graph(x, *s), x, opaque=True))
+
+
+def _rand_affine(matrix: Callable, entry: str, value: Sequence[float]) -> Op:
+    return _rand(lambda x, s: x.transform(x.size, Image.Transform.AFFINE, matrix(s)),
+                 lambda x, s: kernels.affine(x, **{entry: s}), value, signed=True)
+
+
+_M = range(1, MAGNITUDES + 1)
+_NONE = [0] * MAGNITUDES  # operations that ignore the magnitude
+_FACTORS = [0.18 * m + 0.1 for m in _M]
+_SHEARS = [0.03 * m for m in _M]
+
+RAND_OPS: dict[str, Op] = {
+    "Identity": _rand(lambda x, _: x, lambda x, _: x, _NONE),
+    "AutoContrast": _rand(*_opaque(lambda x, _: ImageOps.autocontrast(x), lambda x, _: kernels.autocontrast(x)), _NONE),
+    "Equalize": _rand(*_opaque(lambda x, _: ImageOps.equalize(x), lambda x, _: kernels.equalize(x)), _NONE),
+    "Rotate": _rand(lambda x, degrees: x.rotate(degrees),
+                    lambda x, degrees: kernels.rotate(x, degrees, limit=3 * MAGNITUDES),
+                    [int(3 * m) for m in _M], signed=True),
+    "Solarize": _rand(*_opaque(ImageOps.solarize, kernels.solarize), [256 - int(25.6 * m) for m in _M]),
+    "Color": _rand(lambda x, f: ImageEnhance.Color(x).enhance(f), kernels.color, _FACTORS),
+    "Contrast": _rand(lambda x, f: ImageEnhance.Contrast(x).enhance(f), kernels.contrast, _FACTORS),
+    "Brightness": _rand(lambda x, f: ImageEnhance.Brightness(x).enhance(f), kernels.brightness, _FACTORS),
+    "Sharpness": _rand(lambda x, f: ImageEnhance.Sharpness(x).enhance(f), kernels.sharpness, _FACTORS),
+    "ShearX": _rand_affine(lambda s: (1, s, 0, 0, 1, 0), "b", _SHEARS),
+    "TranslateX": _rand_affine(lambda d: (1, 0, d, 0, 1, 0), "c", [float(m) for m in _M]),
+    "TranslateY": _rand_affine(lambda d: (1, 0, 0, 0, 1, d), "f", [float(m) for m in _M]),
+    "Posterize": _rand(*_opaque(ImageOps.posterize, kernels.posterize), [4 - int(0.4 * m) for m in _M]),
+    "ShearY": _rand_affine(lambda s: (1, 0, 0, s, 1, 0), "d", _SHEARS),
+}
+
+
+def _find(name: str) -> Op:
+    op = OPS.get(name) or RAND_OPS.get(name)
+    if op is None:
+        raise ValueError(f"unknown operation {name!r}; expected one of {', '.join([*OPS, *RAND_OPS])}")
+    return op
+
+
+def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
+    """Applies one operation in the graph: images uint8 [N, H, W, C], params float32 [N, parameters], result uint8."""
+    op = _find(name)
+    images, params = tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32)
+    return op.graph(images, *(params[:, i] for i in range(op.parameters)))
+
+
+def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
+    """The definition of `apply`: Pillow, one image after the other."""
+    op = _find(name)
+    rows = np.asarray(params, np.float32)
+    return np.stack([pillow_one(op, image, row) for image, row in zip(images, rows, strict=True)])
+
+
+def pillow_one(op: Op, image: np.ndarray, params: Sequence[float]) -> np.ndarray:
+    """One operation on one [H, W, C] image by Pillow."""
+    return np.asarray(op.pillow(Image.fromarray(image), *(float(u) for u in params[: op.parameters])))

@@ -1,0 +1,68 @@
+"""Running policies: every image of a batch goes through its own operations, in the graph or through Pillow."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from libml.augment.ops import Op, pillow_one
+
+Policy = dict[str, tf.Tensor]  # "ops" int32 [N, depth] into the table's order, "params" float32 [N, depth, P]
+
+
+def _call(op: Op, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
+    return op.graph(images, *(params[:, i] for i in range(op.parameters)))
+
+
+def _partitioned(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
+    """Each operation sees only its own images: one partition and one stitch per batch."""
+    parts = tf.dynamic_partition(images, ops, len(table))
+    part_params = tf.dynamic_partition(params, ops, len(table))
+    index = tf.dynamic_partition(tf.range(images.shape[0]), ops, len(table))
+    done = [_call(*args) for args in zip(table, parts, part_params, strict=True)]
+    return tf.reshape(tf.dynamic_stitch(index, done), images.shape)
+
+
+def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
+    """The same with static shapes, as XLA needs: each operation takes its images in chunks of constant size."""
+    n = images.shape[0]
+    chunk = min(max(4, n // 56), n)  # a third of an operation's share: few idle lanes, few turns
+    order = tf.argsort(ops, stable=True)
+    counts = tf.reduce_sum(tf.cast(ops[:, None] == tf.range(len(table)), tf.int32), 0)
+    starts = tf.cumsum(counts, exclusive=True)
+    # A spare image at the end takes the lanes that the last chunk of an operation leaves empty.
+    result = tf.concat([images, images[:1]], 0)
+    params = tf.concat([params, params[:1]], 0)
+    order = tf.concat([order, tf.fill([chunk], n)], 0)
+
+    for i, op in enumerate(table):
+        if not op.parameters:  # identity
+            continue
+
+        def body(done: tf.Tensor, result: tf.Tensor, i: int = i, op: Op = op) -> tuple[tf.Tensor, tf.Tensor]:
+            lanes = tf.slice(order, [starts[i] + done], [chunk])
+            lanes = tf.where(done + tf.range(chunk) < counts[i], lanes, n)
+            changed = _call(op, tf.gather(result, lanes), tf.gather(params, lanes))
+            return done + chunk, tf.tensor_scatter_nd_update(result, lanes[:, None], changed)
+
+        _, result = tf.while_loop(lambda done, _, i=i: done < counts[i], body, [tf.constant(0), result])
+    return result[:n]
+
+
+def run_policy(table: Mapping[str, Op], images: tf.Tensor, policy: Policy, compiled: bool = False) -> tf.Tensor:
+    """Applies policy["ops"][:, 0], then [:, 1], … to uint8 images; `compiled` says that XLA compiles this code."""
+    step = _chunked if compiled else _partitioned
+    for slot in range(policy["ops"].shape[1]):
+        images = step(list(table.values()), images, policy["ops"][:, slot], policy["params"][:, slot])
+    return images
+
+
+def pillow_policy(table: Mapping[str, Op], images: np.ndarray, policy: Policy) -> np.ndarray:
+    """The same through Pillow, image by image: the reference."""
+    ops, params = np.asarray(policy["ops"]), np.asarray(policy["params"])
+    entries, result = list(table.values()), []
+    for image, image_ops, image_params in zip(images, ops, params, strict=True):
+        for op, row in zip(image_ops, image_params, strict=True):
+            image = pillow_one(entries[op], image, row)
+        result.append(image)
+    return np.stack(result)
