@@ -38,6 +38,10 @@ def _weak_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool = Fal
     return kernels.mirror_and_shift(images, draws["flip"], draws["offset"], shift)
 
 
+def _shifted_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool) -> tf.Tensor:
+    return _look_up(_LEVELS, _weak_view(images, draws, shift, compiled))
+
+
 def _cta_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool) -> tf.Tensor:
     x = run_policy(OPS, _weak_view(images, draws, shift), draws, compiled)
     x = kernels.cutout(x, tf.ones([x.shape[0]]), draws["centre"])
@@ -62,7 +66,7 @@ def _probe_view(images: tf.Tensor, policy: Policy, compiled: bool) -> tf.Tensor:
 
 # One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
 _compiled = {f: tf.function(f, jit_compile=True, autograph=False)
-             for f in (_weak_view, _cta_view, _rand_view, _probe_view)}
+             for f in (_weak_view, _shifted_view, _cta_view, _rand_view, _probe_view)}
 
 
 class Augmenter(tf.Module):
@@ -140,18 +144,18 @@ class Augmenter(tf.Module):
             return self._run(_cta_view, images, draws, shift)
         if self._rand:
             return self._run(_rand_view, images, draws, shift, self._rand.cutout)
-        return _look_up(_LEVELS, _weak_view(images, draws, shift))
+        return self._run(_shifted_view, images, draws, shift)
 
     def strong_reference(self, images: np.ndarray, draws: Draws) -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
         draws = {key: np.asarray(value) for key, value in draws.items()}
-        shift = self._weak_kinds[self.spec.weak][1]
-        x = np.stack([_weak_reference(*row, shift)
-                      for row in zip(images, draws["flip"], draws["offset"], strict=True)])
+        x = _weak_reference(images, draws["flip"], draws["offset"], self._weak_kinds[self.spec.weak][1])
         if self.uses_probe:
-            last = {"ops": np.full([len(x), 1], list(OPS).index("cutout")),
-                    "params": np.insert(draws["centre"], 0, 1.0, axis=1)[:, None]}
-            return _levels(pillow_policy(OPS, pillow_policy(OPS, x, draws), last))
+            cutout = np.insert(draws["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
+            return _levels(pillow_policy(OPS, x, {
+                "ops": np.insert(draws["ops"], self.depth, list(OPS).index("cutout"), axis=1),
+                "params": np.concatenate([draws["params"], cutout], 1),
+            }))
         if not self._rand:
             return _levels(x)
         x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
@@ -181,7 +185,10 @@ class Augmenter(tf.Module):
         rows = tf.concat([ctaugment.hits(policy), proximity], -1)
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
-            rows = tf.ensure_shape(context.all_gather(rows, axis=0), [None, rows.shape[1]])
+            # A gather made of a sum, each replica adding its rows in its own place to zeros: unlike all_gather it takes
+            # the way of the gradients, and strategies over different devices can live in one process.
+            place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None, None]
+            rows = tf.reshape(context.all_reduce(tf.distribute.ReduceOp.SUM, place * rows), [-1, rows.shape[1]])
         self.rates.assign(ctaugment.updated_rates(self.rates, rows[:, :-1], rows[:, -1], self.decay))
 
 
@@ -207,7 +214,8 @@ def _levels(images: np.ndarray) -> np.ndarray:
     return _LEVELS[images]
 
 
-def _weak_reference(image: np.ndarray, flip: bool, offset: np.ndarray, shift: int) -> np.ndarray:
-    height, width = image.shape[:2]
-    padded = np.pad(image[:, ::-1] if flip else image, ((shift, shift), (shift, shift), (0, 0)), mode="reflect")
-    return padded[offset[0] : offset[0] + height, offset[1] : offset[1] + width]
+def _weak_reference(images: np.ndarray, flips: np.ndarray, offsets: np.ndarray, shift: int) -> np.ndarray:
+    height, width = images.shape[1:3]
+    images = np.stack([image[:, ::-1] if flip else image for image, flip in zip(images, flips, strict=True)])
+    padded = np.pad(images, ((0, 0), (shift, shift), (shift, shift), (0, 0)), mode="reflect")
+    return np.stack([p[y : y + height, x : x + width] for p, (y, x) in zip(padded, offsets, strict=True)])

@@ -58,7 +58,7 @@ def updated_rates(rates: tf.Tensor, hit: tf.Tensor, proximity: tf.Tensor, decay:
     In closed form: n hits leave decay^n of the rate, and each adds (1 - decay) * decay^(later hits of the bin) of its
     proximity. Dense sums, no scatter, so the result does not depend on the order of threads.
     """
-    proximity = tf.reshape(tf.repeat(proximity, hit.shape[1]), [-1, 1])
+    proximity = tf.reshape(tf.ones_like(hit) * proximity[:, None], [-1, 1])
     mine = tf.cast(tf.reshape(hit, [-1, 1]) == tf.range(float(np.prod(RATES_SHAPE))), tf.float32)  # [hits, rates]
     later = tf.cumsum(mine, axis=0, exclusive=True, reverse=True)
     gain = tf.reduce_sum(mine * proximity * (1 - decay) * tf.pow(decay, later), 0)

@@ -165,10 +165,5 @@ def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
 def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
     """The definition of `apply`: Pillow, one image after the other."""
     op = _find(name)
-    rows = np.asarray(params, np.float32)
-    return np.stack([pillow_one(op, image, row) for image, row in zip(images, rows, strict=True)])
-
-
-def pillow_one(op: Op, image: np.ndarray, params: Sequence[float]) -> np.ndarray:
-    """One operation on one [H, W, C] image by Pillow."""
-    return np.asarray(op.pillow(Image.fromarray(image), *(float(u) for u in params[: op.parameters])))
+    rows = np.asarray(params, np.float32)[:, : op.parameters].tolist()
+    return np.stack([np.asarray(op.pillow(Image.fromarray(x), *row)) for x, row in zip(images, rows, strict=True)])

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image
 
-from libml.augment.ops import Op, pillow_one
+from libml.augment.ops import Op
 
 Policy = dict[str, tf.Tensor]  # "ops" int32 [N, depth] into the table's order, "params" float32 [N, depth, P]
 
@@ -51,18 +52,23 @@ def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tens
 
 def run_policy(table: Mapping[str, Op], images: tf.Tensor, policy: Policy, compiled: bool = False) -> tf.Tensor:
     """Applies policy["ops"][:, 0], then [:, 1], … to uint8 images; `compiled` says that XLA compiles this code."""
-    step = _chunked if compiled else _partitioned
-    for slot in range(policy["ops"].shape[1]):
-        images = step(list(table.values()), images, policy["ops"][:, slot], policy["params"][:, slot])
-    return images
+    entries, ops, params = list(table.values()), policy["ops"], policy["params"]
+    if not compiled:
+        for slot in range(ops.shape[1]):
+            images = _partitioned(entries, images, ops[:, slot], params[:, slot])
+        return images
+    # A loop in the graph, so that the operations are compiled once and not once per slot.
+    body = lambda slot, x: (slot + 1, _chunked(entries, x, ops[:, slot], params[:, slot]))  # noqa: E731
+    return tf.while_loop(lambda slot, _: slot < ops.shape[1], body, [tf.constant(0), images])[1]
 
 
 def pillow_policy(table: Mapping[str, Op], images: np.ndarray, policy: Policy) -> np.ndarray:
     """The same through Pillow, image by image: the reference."""
-    ops, params = np.asarray(policy["ops"]), np.asarray(policy["params"])
+    ops, params = np.asarray(policy["ops"]).tolist(), np.asarray(policy["params"]).tolist()
     entries, result = list(table.values()), []
-    for image, image_ops, image_params in zip(images, ops, params, strict=True):
+    for pixels, image_ops, image_params in zip(images, ops, params, strict=True):
+        image = Image.fromarray(pixels)
         for op, row in zip(image_ops, image_params, strict=True):
-            image = pillow_one(entries[op], image, row)
-        result.append(image)
+            image = entries[op].pillow(image, *row[: entries[op].parameters])
+        result.append(np.asarray(image))
     return np.stack(result)

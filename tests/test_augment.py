@@ -1,0 +1,465 @@
+"""Views, policies, CTAugment's state, RandAugment's draws, the --augment language, and what runs on a GPU."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_augment_ops import real_images
+
+from libml.augment import (
+    OPS,
+    RAND_OPS,
+    Augmenter,
+    AugmentSpec,
+    RandAugment,
+    ctaugment,
+    parse_augment,
+    pillow_policy,
+    run_policy,
+    to_float,
+    to_uint8,
+)
+
+try:  # at import, before anything starts TensorFlow's devices; harmless where it was done already
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4)
+except RuntimeError:
+    pass
+
+DIGITS = dict(image_shape=(16, 16, 3), mirror=False, shift=2)
+CIFAR = dict(image_shape=(32, 32, 3), mirror=True, shift=4)
+
+
+def seed_of(*numbers: int) -> tf.Tensor:
+    return tf.constant(numbers, tf.int32)
+
+
+def random_images(n: int, size: int = 16, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, size, size, 3), dtype=np.uint8)
+
+
+def random_policy(table, n: int, depth: int, seed: int = 0) -> dict[str, tf.Tensor]:
+    rng = np.random.default_rng(seed)
+    return {"ops": tf.constant(rng.integers(0, len(table), (n, depth)), tf.int32),
+            "params": tf.constant(rng.random((n, depth, 3)), tf.float32)}
+
+
+# The language -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, expected", [
+    ("d.d.d", AugmentSpec("d", "d", "d")),
+    ("d.d.ra", AugmentSpec("d", "d", "ra")),
+    ("x.m.x", AugmentSpec("x", "m", "x")),
+])
+def test_parse(text, expected):
+    assert parse_augment(text) == expected and str(expected) == text
+
+
+def test_parse_rand_augment():
+    assert parse_augment("d.d.ra").rand_augment == RandAugment(2, None, 0.5, 0)
+    assert parse_augment("d.d.rac").rand_augment == RandAugment(2, None, 0.5, 50)
+    assert parse_augment("d.d.r3_7_25").rand_augment == RandAugment(3, 7, 1.0, 25)
+    assert parse_augment("d.d.d").rand_augment is None
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("", "1 part instead of 3"), ("d.d", "2 parts"), ("d.d.d.d", "4 parts"), ("d..d", "unknown weak part ''"),
+    ("q.d.d", "unknown labeled part 'q'"), ("ra.d.d", "only the strong part"), ("d.r2_9_50.d", "only the strong part"),
+    ("d.d.m", "unknown strong part 'm'"), ("d.d.aac", "not implemented"), ("d.d.r0_9_50", "at least 1"),
+    ("d.d.r2_10_50", "magnitude 10"), ("d.d.r2_0_50", "magnitude 0"), ("d.d.r2_9_101", "cutout of 101%"),
+    ("d.d.r2_9", "unknown strong part 'r2_9'"), ("d.d.r2_9_50x", "unknown strong part"), ("D.d.d", "unknown labeled"),
+])
+def test_parse_errors(text, reason):
+    with pytest.raises(ValueError) as caught:
+        parse_augment(text)
+    message = str(caught.value)
+    assert message.startswith(f"--augment={text}: ") and reason in message and "\n" not in message
+    assert "labeled.weak.strong" in message and "for example d.d.d" in message
+
+
+# Conversions and weak views -----------------------------------------------------------------------------------------
+
+def test_conversions():
+    levels = np.arange(256, dtype=np.uint8)
+    expected = levels / 127.5 - 1
+    # One float32 step near 1 is 1.2e-7: TensorFlow may multiply by the reciprocal instead of dividing.
+    np.testing.assert_allclose(to_float(levels), expected, rtol=0, atol=1.3e-7)
+    assert np.array_equal(to_uint8(to_float(levels)), levels)
+    assert np.array_equal(to_uint8(tf.constant([-2.0, -1.0, 0.0, 1.0, 2.0])), [0, 0, 128, 255, 255])  # 127.5 to even
+
+
+@pytest.mark.parametrize("settings", [CIFAR, DIGITS], ids=["cifar", "digits"])
+def test_weak_view_is_a_mirrored_and_shifted_image(settings):
+    size, shift = settings["image_shape"][0], settings["shift"]
+    augmenter = Augmenter("d.m.x", jit_compile=False, **settings)
+    images = random_images(64, size)
+    candidates = []
+    for flip in (False, True):
+        padded = np.pad(images[:, :, ::-1] if flip else images, ((0, 0), (shift,) * 2, (shift,) * 2, (0, 0)), "reflect")
+        starts = range(2 * shift + 1)
+        candidates += [padded[:, y : y + size, x : x + size] for y in starts for x in starts]
+    view = augmenter.labeled(images, seed_of(3, 4)).numpy()
+    same = (np.stack(candidates) == view).all((2, 3, 4))  # [which, image]
+    assert (same.sum(0) == 1).all()  # each view is exactly one mirror and shift of its image
+    flipped = same[len(candidates) // 2 :].any(0)
+    assert 16 < flipped.sum() < 48 if settings["mirror"] else not flipped.any()  # 64 fair coins: 32 +- 4 sigma
+    assert len(set(same.argmax(0))) > 15  # of 64 draws from at least 25
+    mirrored = augmenter.weak(images, seed_of(3, 4)).numpy()  # the weak part is m: mirrored or not, never shifted
+    as_is, turned = (mirrored == images).all((1, 2, 3)), (mirrored == images[:, :, ::-1]).all((1, 2, 3))
+    assert (as_is ^ turned).all() and 16 < turned.sum() < 48
+
+
+def test_none_means_untouched():
+    images = random_images(4)
+    augmenter = Augmenter("x.x.x", jit_compile=False, **DIGITS)
+    assert np.array_equal(augmenter.labeled(images, seed_of(0, 0)), images)
+    assert np.array_equal(augmenter.weak(images, seed_of(0, 0)), images)
+    np.testing.assert_allclose(augmenter.strong(images, seed_of(0, 0)), images / 127.5 - 1, atol=1.3e-7)
+
+
+def test_seeds():
+    images = random_images(32)
+    augmenter = Augmenter("d.d.d", jit_compile=False, **DIGITS)
+    for view in (augmenter.labeled, augmenter.weak, augmenter.strong, lambda *a: augmenter.probe(*a)[0]):
+        first, second, other = (view(images, seed_of(*s)).numpy() for s in ((1, 2), (1, 2), (1, 3)))
+        assert np.array_equal(first, second)
+        assert not np.array_equal(first, other)
+    # One seed, independent streams: the labelled view, the weak view and the one under the strong view all differ.
+    offsets = augmenter.draw_strong(32, seed_of(1, 2))["offset"].numpy()
+    under = np.stack([np.pad(i, ((2, 2), (2, 2), (0, 0)), "reflect")[y : y + 16, x : x + 16]
+                      for i, (y, x) in zip(images, offsets, strict=True)])
+    views = [augmenter.labeled(images, seed_of(1, 2)).numpy(), augmenter.weak(images, seed_of(1, 2)).numpy(), under]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert (views[a] == views[b]).all((1, 2, 3)).sum() < 10  # by chance 1 in 25: 32/25 expected
+    assert np.array_equal(augmenter.weak(images, tf.constant([1, 2], tf.int64)).shape, images.shape)
+
+
+def test_draws_are_uniform():
+    n = 20000
+    draws = Augmenter("d.d.d", jit_compile=False, **CIFAR).draw_strong(n, seed_of(0, 1))
+
+    def check(counts: np.ndarray) -> None:
+        expected = counts.sum() / len(counts)
+        assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)  # 5 sigma; the seed is fixed
+
+    check(np.bincount(draws["ops"].numpy().ravel(), minlength=len(OPS)))
+    check(np.bincount(draws["offset"].numpy().ravel(), minlength=9))
+    check(np.bincount(draws["flip"].numpy().astype(int), minlength=2))
+    check(np.histogram(draws["centre"].numpy(), 32, (0, 1))[0])
+    assert np.corrcoef(draws["ops"].numpy().T)[0, 1] < 0.03  # slots are independent: 1/sqrt(n) is 0.007
+
+
+# Policies and whole pipelines against Pillow --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mixed_policies(compiled):
+    images, policy = random_images(120), random_policy(OPS, 120, 2)
+    run = tf.function(functools.partial(run_policy, OPS, compiled=compiled), jit_compile=compiled, autograph=False)
+    assert np.array_equal(run(images, policy), pillow_policy(OPS, images, policy))
+    alone = {"ops": tf.fill([120, 2], list(OPS).index("invert")), "params": policy["params"]}  # all lanes to one op
+    assert np.array_equal(run(images, alone), pillow_policy(OPS, images, alone))
+
+
+def test_every_pair_of_rand_augment_ops():
+    ops = np.stack(np.meshgrid(np.arange(14), np.arange(14)), -1).reshape(-1, 2)  # transparency passes between ops
+    images = np.insert(random_images(len(ops)), 3, 255, axis=3)
+    policy = random_policy(RAND_OPS, len(ops), 2) | {"ops": tf.constant(ops, tf.int32)}
+    expected = pillow_policy(RAND_OPS, images, policy)
+    assert np.array_equal(run_policy(RAND_OPS, tf.constant(images), policy), expected)
+    assert (expected[..., 3] == 0).any()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("spec", ["d.d.d", "d.d.rac"])
+def test_pipeline_on_real_images(spec, jit_compile):
+    images = real_images()
+    augmenter = Augmenter(spec, jit_compile=jit_compile, **CIFAR)
+    if augmenter.uses_probe:
+        augmenter.rates.assign(tf.random.stateless_uniform(augmenter.rates.shape, seed_of(0, 0), 0.5, 1.0))
+    strong = tf.function(augmenter.strong)
+    for s in range(3):
+        view = strong(images, seed_of(s, 1)).numpy()
+        draws = augmenter.draw_strong(len(images), seed_of(s, 1))
+        assert view.dtype == np.float32 and np.abs(view).max() <= 1
+        assert np.array_equal(view, augmenter.strong_reference(images, draws))  # bit for bit
+
+
+@pytest.mark.parametrize("spec", ["d.d.ra", "x.m.r3_9_40", "d.d.x", "m.x.d", "d.d.r1_1_100"])
+def test_pipeline_on_random_images(spec):
+    augmenter = Augmenter(spec, jit_compile=False, image_shape=(20, 28, 3), mirror=True, shift=3, depth=3)
+    images = np.random.default_rng(1).integers(0, 256, (48, 20, 28, 3), dtype=np.uint8)
+    view = tf.function(augmenter.strong)(images, seed_of(5, 6)).numpy()
+    assert np.array_equal(view, augmenter.strong_reference(images, augmenter.draw_strong(48, seed_of(5, 6))))
+
+
+def test_strong_view_ends_with_cutout():
+    augmenter = Augmenter("x.x.d", jit_compile=False, **CIFAR)
+    white = np.full([32, 32, 32, 3], 255, np.uint8)
+    draws = augmenter.draw_strong(32, seed_of(0, 0)) | {"ops": tf.fill([32, 2], list(OPS).index("identity"))}
+    hole = augmenter.strong_view(white, draws).numpy() == np.float32(127) / np.float32(127.5) - np.float32(1)
+    for mask, (x, y) in zip(hole[..., 0], draws["centre"].numpy(), strict=True):
+        row, column = int(y * 32), int(x * 32)
+        expected = np.zeros([32, 32], bool)
+        expected[max(row - 8, 0) : row + 8, max(column - 8, 0) : column + 8] = True
+        assert np.array_equal(mask, expected)
+
+
+def test_rand_augment_hides_with_zero():
+    augmenter = Augmenter("x.x.r1_9_50", jit_compile=False, **CIFAR)
+    white = np.full([8, 32, 32, 3], 255, np.uint8)
+    draws = augmenter.draw_strong(8, seed_of(0, 0)) | {
+        "ops": tf.fill([8, 1], list(RAND_OPS).index("TranslateX")), "centre": tf.fill([8, 2], 0.5)}
+    view = augmenter.strong_view(white, draws).numpy()
+    right = draws["params"].numpy()[:, 0, 1] >= 0.5
+    for image, positive in zip(view, right, strict=True):
+        expected = np.full([32, 32, 3], image.max())
+        expected[:, -9:] = 0 if positive else expected[:, -9:]
+        expected[:, :9] = expected[:, :9] if positive else 0
+        expected[8:24, 8:24] = 0
+        assert np.array_equal(image, expected)
+    assert 0 < right.sum() < 8
+
+
+def test_rand_augment_truncates_bytes():
+    from libml.augment import augmenter
+
+    x = np.arange(256, dtype=np.uint8).astype(np.float32) / np.float32(127.5) - np.float32(1)
+    expected = ((x * np.float32(0.5) + np.float32(0.5)) * np.float32(255)).astype(np.uint8)
+    assert np.array_equal(augmenter._TRUNCATED, expected)
+    assert 0 < (expected != np.arange(256)).sum() < 128 and (np.arange(256) - expected <= 1).all()
+
+
+def test_rand_augment_statistics():
+    n = 20000
+    draws = Augmenter("d.d.ra", jit_compile=False, **CIFAR).draw_strong(n, seed_of(3, 3))
+    ops = np.bincount(draws["ops"].numpy().ravel(), minlength=14) / (2 * n)
+    sigma = np.sqrt(0.25 / (2 * n))
+    np.testing.assert_allclose(ops[0], 0.5 + 0.5 / 14, atol=5 * sigma)  # not applied, or Identity itself
+    np.testing.assert_allclose(ops[1:], 0.5 / 14, atol=5 * sigma)
+    magnitude = np.bincount((1 + draws["params"].numpy()[..., 0] * 9).astype(int).ravel(), minlength=11) / (2 * n)
+    np.testing.assert_allclose(magnitude, [0] + [1 / 9] * 9 + [0], atol=5 * sigma)
+    fixed = Augmenter("d.d.r3_4_0", jit_compile=False, **CIFAR).draw_strong(n, seed_of(3, 3))
+    assert set((1 + fixed["params"].numpy()[..., 0] * 9).astype(int).ravel()) == {4}
+    np.testing.assert_allclose(np.bincount(fixed["ops"].numpy().ravel()) / (3 * n), 1 / 14, atol=5 * sigma)
+
+
+# CTAugment ----------------------------------------------------------------------------------------------------------
+
+def python_probabilities(rates: np.ndarray, bins: int, threshold: float, decay: float) -> np.ndarray:
+    p = rates[:bins].astype(float) + (1 - decay)
+    p = p / p.max()
+    p[p < threshold] = 0
+    return p / p.sum()
+
+
+def test_training_policies_follow_the_rates():
+    augmenter = Augmenter("d.d.d", jit_compile=False, **CIFAR)
+    rates = np.random.default_rng(0).uniform(0.5, 1.0, augmenter.rates.shape).astype(np.float32)
+    augmenter.rates.assign(rates)
+    draws = augmenter.draw_strong(60000, seed_of(0, 9))
+    ops, params = draws["ops"].numpy().ravel(), draws["params"].numpy().reshape(-1, ctaugment.PARAMETERS)
+    assert params.min() >= 0 and params.max() < 1
+    for i, op in enumerate(OPS.values()):
+        for column, bins in enumerate(op.bins):
+            u = params[ops == i, column]
+            counts = np.histogram(u, bins, (0, 1))[0]
+            p = python_probabilities(rates[i, column], bins, 0.80, 0.99)
+            assert (p == 0).any()  # the threshold has something to do
+            # 5 sigma; one more for numbers that fall on an edge and are counted in the neighbouring bin
+            assert (np.abs(counts - len(u) * p) <= 5 * np.sqrt(len(u) * p) + 1).all()
+            within = u * bins % 1
+            assert abs(within.mean() - 0.5) < 5 * np.sqrt(1 / 12 / len(u))
+
+
+def test_probes_ignore_the_rates():
+    augmenter = Augmenter("d.d.d", jit_compile=False, **DIGITS)
+    images = random_images(64)
+    first, policy = augmenter.probe(images, seed_of(0, 0))
+    augmenter.rates.assign(augmenter.rates * np.random.default_rng(0).random(augmenter.rates.shape))
+    second, again = augmenter.probe(images, seed_of(0, 0))
+    assert np.array_equal(first, second) and np.array_equal(policy["params"], again["params"])
+    assert np.array_equal(first, pillow_policy(OPS, images, policy))
+
+
+def python_update(rates: np.ndarray, policy, probabilities: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:
+    """The rule, one hit after the other, in double precision."""
+    rates, ops, params = rates.astype(float), np.asarray(policy["ops"]), np.asarray(policy["params"])
+    names = list(OPS)
+    for n in range(len(labels)):
+        proximity = 1 - 0.5 * np.abs(probabilities[n] - np.eye(probabilities.shape[1])[labels[n]]).sum()
+        for op, row in zip(ops[n], params[n].tolist(), strict=True):
+            for column, bins in enumerate(OPS[names[op]].bins):
+                chosen = int(row[column] * bins * 0.999)
+                rates[op, column, chosen] = decay * rates[op, column, chosen] + (1 - decay) * proximity
+    return rates
+
+
+def random_predictions(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet(np.full(10, 0.3), n).astype(np.float32), rng.integers(0, 10, n)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_update_is_sequential(crowded):
+    augmenter = Augmenter("d.d.d", jit_compile=False, decay=0.9, **DIGITS)
+    policy = random_policy(OPS, 64, 2)
+    if crowded:  # everything on few bins, so that order matters
+        policy = {"ops": policy["ops"] % 2, "params": policy["params"] * 0.1}
+    probabilities, labels = random_predictions(64)
+    expected = python_update(augmenter.rates.numpy(), policy, probabilities, labels, 0.9)
+    update = tf.function(augmenter.update)
+    update(policy, probabilities, labels)
+    # Rates are at most 1 and sum at most 128 float32 terms that shrink geometrically: a few steps of 6e-8.
+    np.testing.assert_allclose(augmenter.rates, expected, rtol=0, atol=1e-6)
+    assert (expected != 1).sum() >= (2 if crowded else 60)
+    if crowded:
+        turned = {key: value[::-1] for key, value in policy.items()}
+        wrong = python_update(np.ones(augmenter.rates.shape), turned, probabilities[::-1], labels[::-1], 0.9)
+        assert np.abs(wrong - expected).max() > 1e-2  # in another order the result is another
+    for repetition in range(3):  # and on from there
+        expected = python_update(augmenter.rates.numpy(), policy, probabilities, labels, 0.9)
+        update(policy, probabilities, labels)
+        np.testing.assert_allclose(augmenter.rates, expected, rtol=0, atol=1e-6, err_msg=str(repetition))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_make_one_update(replicas):
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    assert len(devices) >= replicas, "several logical CPU devices must be configured before TensorFlow starts"
+    strategy = tf.distribute.MirroredStrategy(devices[:replicas])
+    with strategy.scope():
+        augmenter = Augmenter("d.d.d", jit_compile=replicas == 2, **DIGITS)
+    images, steps, n = random_images(8), 3, 8
+    probabilities, labels = random_predictions(n * replicas)
+    sliced = tf.reshape(probabilities, [replicas, n, 10]), tf.reshape(tf.constant(labels), [replicas, n])
+
+    def step(i: tf.Tensor) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        weak = augmenter.labeled(images, tf.stack([i, replica]))
+        _, policy = augmenter.probe(weak, tf.stack([i, replica]))
+        augmenter.update(policy, sliced[0][replica], sliced[1][replica])
+
+    @tf.function
+    def run(count: tf.Tensor) -> None:
+        for i in tf.range(count):
+            strategy.run(step, args=(i,))
+
+    run(tf.constant(steps))
+    rates = [value.numpy() for value in strategy.experimental_local_results(augmenter.rates)]
+    assert len(rates) == replicas and all(np.array_equal(rates[0], other) for other in rates[1:])
+
+    alone = Augmenter("d.d.d", jit_compile=False, **DIGITS)
+    expected = np.ones(alone.rates.shape)
+    for i in range(steps):
+        policies = [alone.probe(images, seed_of(i, r))[1] for r in range(replicas)]
+        gathered = {key: np.concatenate([p[key] for p in policies]) for key in policies[0]}
+        expected = python_update(expected, gathered, probabilities, labels, 0.99)
+    np.testing.assert_allclose(rates[0], expected, rtol=0, atol=1e-6)  # float32 against double, as above
+    assert (expected != 1).sum() > 20
+
+
+def test_rates_are_saved_and_restored(tmp_path):
+    augmenter = Augmenter("d.d.d", jit_compile=False, **DIGITS)
+    augmenter.update(random_policy(OPS, 16, 2), *random_predictions(16))
+    path = tf.train.Checkpoint(augmenter=augmenter).save(str(tmp_path / "model"))
+    other = Augmenter("d.d.d", jit_compile=False, **DIGITS)
+    assert not np.array_equal(other.rates, augmenter.rates)
+    tf.train.Checkpoint(augmenter=other).restore(path).assert_consumed()
+    assert np.array_equal(other.rates, augmenter.rates)
+    assert any("rates" in name for name, _ in tf.train.list_variables(path))
+
+
+def test_only_ctaugment_has_rates():
+    augmenter = Augmenter("d.d.ra", jit_compile=False, **DIGITS)
+    assert not augmenter.uses_probe and not augmenter.variables and not hasattr(augmenter, "rates")
+    with pytest.raises(ValueError, match="d.d.ra has no CTAugment"):
+        augmenter.probe(random_images(2), seed_of(0, 0))
+    cta = Augmenter("d.d.d", jit_compile=False, **DIGITS)
+    assert cta.uses_probe and not cta.trainable_variables and cta.rates.shape == (19, 2, 17)
+    assert (cta.rates.numpy() == 1).all()
+
+
+def test_constructor_errors():
+    with pytest.raises(ValueError, match="image_shape"):
+        Augmenter("d.d.d", image_shape=(32, 32, 1), mirror=True, shift=4)
+    with pytest.raises(ValueError, match="shift=8"):
+        Augmenter("d.d.d", image_shape=(8, 8, 3), mirror=True, shift=8)
+
+
+# GPU ----------------------------------------------------------------------------------------------------------------
+
+# Op types on the path, outside and inside the functions that XLA compiles: everything used must be on these lists.
+OUTSIDE = set("""
+Abs AddV2 AssignVariableOp Cast ConcatV2 Const Cumsum DivNoNan Equal ExpandDims Fill GatherV2 Greater Identity Less
+LessEqual Max Maximum Minimum Mul NoOp OneHot OnesLike Pack PartitionedCall Placeholder Pow Range ReadVariableOp RealDiv
+Reshape SelectV2 StatefulPartitionedCall StatelessRandomGetKeyCounter StatelessRandomUniformFullIntV2
+StatelessRandomUniformV2 StridedSlice Sub Sum
+""".split())
+INSIDE = set("""
+Abs AddN AddV2 BatchMatMulV2 Bitcast BitwiseAnd Cast ConcatV2 Const Cumsum DenseBincount Equal Fill Floor FloorDiv
+GatherV2 Greater GreaterEqual Identity LeftShift Less LessEqual LogicalAnd LogicalOr Max Maximum Min Minimum Mul Neg
+Pack Pad Range RealDiv Reshape RightShift Round SelectV2 Slice StatelessWhile StridedSlice Sub Sum TensorScatterUpdate
+TopKV2 Transpose
+""".split())
+# Served on every device by kernels that move or hold things: these need none of their own for GPUs.
+PLUMBING = {"Const", "NoOp", "PartitionedCall", "Placeholder", "ReadVariableOp", "StatefulPartitionedCall"}
+
+
+def nodes_by_place(spec: str) -> tuple[list, list]:
+    """All nodes of a step's augmentation: those that run as single kernels, those that XLA compiles."""
+    augmenter = Augmenter(spec, **CIFAR)
+
+    @tf.function
+    def step(images, seed, probabilities, labels):
+        views = [augmenter.labeled(images, seed), augmenter.weak(images, seed), augmenter.strong(images, seed)]
+        if augmenter.uses_probe:
+            probed, policy = augmenter.probe(views[0], seed)
+            augmenter.update(policy, probabilities, labels)
+            views.append(probed)
+        return views
+
+    graph = step.get_concrete_function(
+        tf.TensorSpec([16, 32, 32, 3], tf.uint8), tf.TensorSpec([2], tf.int32), tf.TensorSpec([16, 10]),
+        tf.TensorSpec([16], tf.int32)).graph
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    outside, inside = [], []
+
+    def walk(nodes, place: list) -> None:
+        for node in nodes:
+            place.append(node)
+            for attribute in node.attr.values():
+                for called in [*([attribute.func] if attribute.func.name else []), *attribute.list.func]:
+                    function = functions[called.name]
+                    walk(function.node_def, inside if function.attr["_XlaMustCompile"].b else place)
+
+    walk(definition.node, outside)
+    return outside, inside
+
+
+def devices_of(node) -> set[str]:
+    """Device types with a registered kernel for the node's op and types."""
+    from tensorflow.python.framework import kernels
+
+    def fits(kernel) -> bool:
+        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
+                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
+
+    return {k.device_type for k in kernels.get_registered_kernels_for_op(node.op).kernel if fits(k)}
+
+
+@pytest.mark.parametrize("spec", ["d.d.d", "d.d.rac", "m.d.r2_9_50", "d.m.x"])
+def test_everything_runs_on_a_gpu(spec):
+    outside, inside = nodes_by_place(spec)
+    assert outside and inside
+    assert {node.op for node in outside} <= OUTSIDE and {node.op for node in inside} <= INSIDE
+    # The lists above were made with kernels registered for GPUs; a build without any cannot check them again.
+    matmul = tf.compat.v1.NodeDef(op="MatMul", attr={"T": tf.compat.v1.AttrValue(type=tf.float32.as_datatype_enum)})
+    if "GPU" not in devices_of(matmul):
+        pytest.skip("op types checked; this build of TensorFlow has no GPU kernels to look up")
+    for node in outside:
+        wanted = {"GPU", "DEFAULT"} if node.op in PLUMBING else {"GPU"}
+        assert devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
+    for node in inside:
+        assert "XLA_GPU_JIT" in devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"
