@@ -41,7 +41,8 @@ def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tens
             continue
 
         def body(done: tf.Tensor, result: tf.Tensor, i: int = i, op: Op = op) -> tuple[tf.Tensor, tf.Tensor]:
-            lanes = tf.slice(order, [starts[i] + done], [chunk])
+            # Gathered, not sliced: XLA takes the start of a slice for a constant and compiles anew for every value.
+            lanes = tf.gather(order, starts[i] + done + tf.range(chunk))
             lanes = tf.where(done + tf.range(chunk) < counts[i], lanes, n)
             changed = _call(op, tf.gather(result, lanes), tf.gather(params, lanes))
             return done + chunk, tf.tensor_scatter_nd_update(result, lanes[:, None], changed)
