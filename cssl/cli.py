@@ -216,8 +216,8 @@ def parse(method: type[SSLModel], argv: list[str]) -> tuple[dict, dict]:
 
 
 def _check(config: dict) -> None:
-    positive = ("batch", "uratio", "filters", "repeat", "train_kimg", "report_kimg", "save_kimg", "keep_ckpt", "lr", "K",
-                "image_size", "adepth")
+    positive = ("batch", "uratio", "filters", "repeat", "train_kimg", "report_kimg", "save_kimg", "keep_ckpt", "lr",
+                "K", "image_size", "adepth")
     for name in positive:
         if config.get(name, 1) <= 0:
             raise UserError(f"--{name}={config[name]}: expected a positive number.")
@@ -252,8 +252,10 @@ def build_model(method: type[SSLModel], config: dict, data: SSLData) -> SSLModel
                                filters=config["filters"], repeat=config["repeat"], scales=config["scales"] or None,
                                dropout=getattr(options, "dropout", 0.0), bn_momentum=config["bn_momentum"],
                                seed=config["seed"])
+        # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
         augmenter = Augmenter(config["augment"], image_shape=data.image_shape, mirror=data.mirror, shift=data.shift,
-                              depth=config["adepth"], threshold=config["ath"], decay=config["adecay"])
+                              depth=config["adepth"], threshold=config["ath"], decay=config["adecay"],
+                              jit_compile=bool(tf.config.list_physical_devices("GPU")))
         return method(network, data.num_classes, options=options, augmenter=augmenter, seed=config["seed"],
                       total_images=options_of(TrainOptions, config).total_images, image_statistics=statistics)
     except UserError:
@@ -347,15 +349,17 @@ def announce(trainer: Trainer, config: dict, preset: dict) -> None:
     model, data = trainer.model, trainer.data
     for note in data.notes:
         trainer.say(f"warning: {note}")
-    trainer.say(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, {len(data.unlabeled)} unlabelled, "
-                f"{data.num_valid} validation, {len(data.test_labels)} test images of "
+    trainer.say(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, {len(data.unlabeled)} "
+                f"unlabelled, {data.num_valid} validation, {len(data.test_labels)} test images of "
                 f"{'x'.join(map(str, data.image_shape))}, {data.num_classes} classes")
     for title, options in option_groups(type(model)).items():
         shown = [f"{name}={config[name]}{' (preset)' if name in preset else ''}" for name in describe(options)
                  if config[name] != ""]
         trainer.say(f"  {title.split(' (')[0]}: {', '.join(shown)}")
     images = trainer.total_updates * trainer.batch
-    unlabeled = f", {images * trainer.uratio / len(data.unlabeled):.1f} epochs of the unlabelled ones" * (trainer.uratio > 0)
+    unlabeled = ""
+    if trainer.uratio:
+        unlabeled = f", {images * trainer.uratio / len(data.unlabeled):.1f} epochs of the unlabelled ones"
     trainer.say(f"  length: {images / 1024:g} kimg = {images} labelled images = {trainer.total_updates} updates = "
                 f"{images / len(data.labeled):.1f} epochs of the labelled images{unlabeled}; "
                 f"a report every {trainer.report_updates} updates")
@@ -368,8 +372,9 @@ def conclude(trainer: Trainer, result: dict, seconds: float) -> None:
     results.write_stats(results.read_run(trainer.folder))
     reports = len(results.read_run(trainer.folder).metrics)
     trainer.say(f"Finished: {trainer.total_updates} updates done, {format_seconds(seconds)} in this session.")
-    trainer.say(f"Result (median of the last {min(20, reports)} reports, averaged weights, {len(trainer.data.test_labels)} "
-                f"test images): accuracy {result['accuracy']['last20']:.2f} %, ECE {result['ece']['last20']:.4f}")
+    trainer.say(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
+                f"{len(trainer.data.test_labels)} test images):"
+                f" accuracy {result['accuracy']['last20']:.2f} %, ECE {result['ece']['last20']:.4f}")
     trainer.say(f"Next: tensorboard --logdir {trainer.folder}\n"
                 f"      python scripts/accuracy_table.py {trainer.folder}\n"
                 f"      python scripts/report.py {trainer.folder} -o report.html")
@@ -378,10 +383,8 @@ def conclude(trainer: Trainer, result: dict, seconds: float) -> None:
 def find_checkpoint(text: str) -> tuple[str, Path | None]:
     """Returns a checkpoint's prefix and its run folder (None if it is not inside one), from a file, folder or run."""
     path = Path(text).expanduser()
-    folder = next((place for place in (path, path / "tf") if place.is_dir() and tf.train.latest_checkpoint(place)), None)
-    if folder is not None:
-        prefix = tf.train.latest_checkpoint(folder)
-    else:
+    prefix = tf.train.latest_checkpoint(path) or tf.train.latest_checkpoint(path / "tf")
+    if prefix is None:
         prefix = str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
         if not Path(prefix + ".index").exists():
             raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "
@@ -407,7 +410,7 @@ def evaluate_checkpoint(method: type[SSLModel], config: dict) -> int:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {prefix} cannot be read as {method.__name__} on {config['dataset']} ({reason}).") \
             from error
-    scores, _ = evaluate(Evaluator(model, tf.distribute.get_strategy()), data)
+    scores, *_ = evaluate(Evaluator(model, tf.distribute.get_strategy()), data)
     print(f"{prefix}: {method.__name__} on {config['dataset']}, {int(model.updates.numpy())} updates")
     print(f"{'':<16}{'accuracy':>10}{'ECE':>9}{'raw accuracy':>15}{'raw ECE':>10}")
     for part in ("train_labeled", "valid", "test"):

@@ -21,7 +21,7 @@ class CSSL(SSLModel):
     class Options(SSLModel.Options):
         """CSSL's own hyperparameters."""
 
-        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0 uses every image, as the paper does")
+        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper")
         alpha_bound: float = option(0.0, "smallest size alpha of a credal set; 0.03 in the barely supervised runs")
         reference: str = option("raw", "the class y a set is built around: argmax of the raw prediction (the paper's "
                                 "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))

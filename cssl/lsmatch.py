@@ -21,7 +21,7 @@ class LSMatch(SSLModel):
     class Options(SSLModel.Options):
         """LSMatch's own hyperparameters."""
 
-        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0 uses every image, as the paper does")
+        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper")
         reference: str = option("raw", "the class y that is smoothed: argmax of the raw or of the aligned prediction",
                                 choices=("raw", "aligned"))
 

@@ -218,6 +218,8 @@ def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch
     Every epoch is an exact permutation of 0 .. total - 1, and no two epochs (or streams) share one. Nothing is
     remembered: position p belongs to epoch p // total, whose permutation is a function of (seed, stream, epoch).
     """
+    if count == 0:  # a method that uses no unlabelled images
+        return tf.zeros([0], tf.int64)
     positions = tf.cast(step, tf.int64) * batch + first + tf.range(count, dtype=tf.int64)
     epoch = positions // total
     key = tf.constant([seed, stream], tf.int64)

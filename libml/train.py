@@ -111,17 +111,24 @@ class Evaluator:
         return both[:, 0], both[:, 1]
 
 
-def evaluate(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float], np.ndarray]:
-    """Returns accuracy (percent) and ECE of both models on all parts, and the averaged model's test probabilities."""
+def evaluate(evaluator: Evaluator, data: SSLData, extra: np.ndarray | None = None,
+             ) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+    """Evaluates both models on all parts of the data, in one pass.
+
+    Returns:
+        Accuracy (percent) and ECE by tag; the averaged model's probabilities on the test set and on `extra` images.
+    """
+    parts = data.parts()
+    arrays = [images for images, _ in parts.values()] + ([] if extra is None else [extra])
+    ends = np.cumsum([len(array) for array in arrays])[:-1]
+    both = [np.split(p, ends) for p in evaluator(np.concatenate(arrays))]
     scores: dict[str, float] = {}
-    for part, (images, labels) in data.parts().items():
-        for prefix, probabilities in zip(("", "/raw"), evaluator(images), strict=True):
+    for i, (part, (_, labels)) in enumerate(parts.items()):
+        for prefix, probabilities in zip(("", "/raw"), both, strict=True):
             suffix = prefix + ("" if part == "test" else f"/{part}")
-            scores[f"accuracy{suffix}"] = 100 * calibration.accuracy(probabilities, labels)
-            scores[f"ece{suffix}"] = calibration.expected_calibration_error(probabilities, labels)
-            if suffix == "":
-                test = probabilities
-    return scores, test
+            scores[f"accuracy{suffix}"] = 100 * calibration.accuracy(probabilities[i], labels)
+            scores[f"ece{suffix}"] = calibration.expected_calibration_error(probabilities[i], labels)
+    return scores, both[0][list(parts).index("test")], both[0][-1]
 
 
 def checkpoint_of(model: SSLModel, **extra) -> tf.train.Checkpoint:
@@ -139,8 +146,8 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], say: Calla
             reason = str(error).strip().splitlines()[0][:150]
             say(f"warning: checkpoint {path} is damaged ({reason}); trying the one before.")
     if paths:
-        raise UserError(f"None of the {len(paths)} checkpoints in {Path(paths[0]).parent} can be read. Move that folder "
-                        "away to start anew.")
+        raise UserError(f"None of the {len(paths)} checkpoints in {Path(paths[0]).parent} can be read. Move that "
+                        "folder away to start anew.")
     return None
 
 
@@ -303,7 +310,8 @@ class Trainer:
                  if name in ("losses/xe", "losses/xeu", "monitors/mask")}
         if seen:
             shown["img/s"] = f"{seen * per_update / busy:.0f}"
-        epoch = updates * self.batch * max(self.uratio, 1) / len(self.data.unlabeled if self.uratio else self.data.labeled)
+        pool, ratio = (self.data.unlabeled, self.uratio) if self.uratio else (self.data.labeled, 1)
+        epoch = updates * self.batch * ratio / len(pool)
         self._bar.set_postfix({"epoch": f"{epoch:.1f}", **shown})
 
     def _report(self, updates: int, rate: float, started: float, first: int) -> None:
@@ -311,10 +319,13 @@ class Trainer:
         sums = self.totals.numpy()
         scalars = {name: float(sums[i] / since) for i, name in enumerate(self.scalar_names)}
         self.totals.assign(tf.zeros_like(self.totals))
-        scores, test = evaluate(self.evaluator, self.data)
-        pseudo = self._pseudo_labels()
+        sample = self.data.unlabeled[:PSEUDO_LABEL_SAMPLE]
+        images = np.asarray(self.data.images[sample])
+        scores, test, guesses = evaluate(self.evaluator, self.data, images)
         if not self.is_chief:
             return
+        pseudo = {"images": images, "probabilities": guesses, "labels": self.data.labels[sample],
+                  "class_names": np.array(self.data.class_names)}
         distribution = np.bincount(test.argmax(1), minlength=self.data.num_classes) / len(test)
         report = {"step": updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),
                   "class_distribution": [round(float(share), 6) for share in distribution]}
@@ -327,12 +338,6 @@ class Trainer:
         self.say(f"{updates * self.batch / 1024:10.1f} kimg  accuracy {scores['accuracy']:6.2f}  "
                  f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  xe {scalars['losses/xe']:.4f}  "
                  f"{rate:8.0f} images/s  time left {format_seconds(left)}")
-
-    def _pseudo_labels(self) -> dict:
-        sample = self.data.unlabeled[:PSEUDO_LABEL_SAMPLE]
-        images = np.asarray(self.data.images[sample])
-        return {"images": images, "probabilities": self.evaluator(images)[0], "labels": self.data.labels[sample],
-                "class_names": np.array(self.data.class_names)}
 
     def _write_stats(self, test: np.ndarray, pseudo: dict, updates: int) -> None:
         stats = self.folder / "stats"
@@ -359,8 +364,8 @@ class Trainer:
     def _diverged(self, last: np.ndarray) -> None:
         parts = ", ".join(f"{name} = {last[i]:g}" for i, name in enumerate(self.scalar_names) if "losses" in name)
         good = self.manager.latest_checkpoint or "none yet"
-        raise Diverged(f"The loss is no longer a number at update {int(self.model.updates.numpy())}: {parts}. Last good "
-                       f"checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")
+        raise Diverged(f"The loss is no longer a number at update {int(self.model.updates.numpy())}: {parts}. Last "
+                       f"good checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")
 
 
 def chunk_seconds(count: int, spent: float, target: float = 1.0) -> float:
