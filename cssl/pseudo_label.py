@@ -23,7 +23,7 @@ class PseudoLabel(SSLModel):
         threshold: float = option(0.95, "class probability above which an image has a pseudo-label")
 
     def compute_losses(self, views, step):
-        """H(label, p) + w(t) [max p > threshold] H(argmax p, p) (Eqs. 14-16, with a threshold)."""
+        """H(label, p) + w(t) [max p > threshold] H(argmax p, p)."""
         xe = self.labeled_cross_entropy(views, step)
         logits = step.forward(views["weak"], update_statistics=False)
         mask = tf.cast(tf.reduce_max(tf.nn.softmax(logits), -1) > self.options.threshold, tf.float32)

@@ -44,7 +44,7 @@ class ReMixMatch(SSLModel):
         return {"p_data": np.full(self.num_classes, 1 / self.num_classes, np.float32)}
 
     def compute_losses(self, views, step):
-        """H(mixed label, p) + w(t) (w_match H(mixed guess, p) + w_kl H(guess, p(s))) + w_rot H(turn, r) (Eqs. 3-6)."""
+        """H(mixed label, p) + w(t) (w_match H(mixed guess, p) + w_kl H(guess, p(s))) + w_rot H(turn, r) (Sec. 3)."""
         options, size = self.options, len_static(views["labeled"])
         label = tf.one_hot(views["label"], self.num_classes)
         p_data = step.state["p_data"]

@@ -31,7 +31,7 @@ class UDA(SSLModel):
         return {"augment": "d.d.rac"}
 
     def compute_losses(self, views, step):
-        """[p_label <= eta] H(label, p) + wu [max q >= beta] KL(q^(1 / tau) || p) + we H(q) (Sec. 2.2, 2.4)."""
+        """[p_label <= eta] H(label, p) + wu [max q >= beta] KL(q^(1 / tau) || p) + we H(q)."""
         options = self.options
         x, weak, strong = self.forward_together(views, step)
         xe = losses.cross_entropy(x, views["label"])
@@ -47,7 +47,7 @@ class UDA(SSLModel):
                  "monitors/tsa": tf.reduce_mean(used), **pseudo_label_quality(weak, views, mask)})
 
     def signal_threshold(self, step):
-        """eta rises from 1 / classes to 1 (Sec. 2.4); all images count without annealing."""
+        """eta rises from 1 / classes to 1 over the run; all images count without annealing."""
         if self.options.tsa == "no":
             return 1.0
         time = step.ramp(self.total_images)
