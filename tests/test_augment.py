@@ -1,7 +1,5 @@
 """Views, policies, CTAugment's state, RandAugment's draws, the --augment language, and what runs on a GPU."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -152,13 +150,9 @@ def test_draws_are_uniform():
 
 # Policies and whole pipelines against Pillow --------------------------------------------------------------------------
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_mixed_policies(compiled):
-    images, policy = random_images(120), random_policy(OPS, 120, 2)
-    run = tf.function(functools.partial(run_policy, OPS, compiled=compiled), jit_compile=compiled, autograph=False)
-    assert np.array_equal(run(images, policy), pillow_policy(OPS, images, policy))
-    alone = {"ops": tf.fill([120, 2], list(OPS).index("invert")), "params": policy["params"]}  # all lanes to one op
-    assert np.array_equal(run(images, alone), pillow_policy(OPS, images, alone))
+def test_mixed_policies():
+    images, policy = random_images(120), random_policy(OPS, 120, 3)
+    assert np.array_equal(run_policy(OPS, images, policy), pillow_policy(OPS, images, policy))
 
 
 def test_every_pair_of_rand_augment_ops():
@@ -183,6 +177,9 @@ def test_pipeline_on_real_images(spec, jit_compile):
         draws = augmenter.draw_strong(len(images), seed_of(s, 1))
         assert view.dtype == np.float32 and np.abs(view).max() <= 1
         assert np.array_equal(view, augmenter.strong_reference(images, draws))  # bit for bit
+    lopsided = draws | {"ops": tf.ones_like(draws["ops"]) * [1, 2]}  # one operation has all images, the others none
+    view = augmenter.strong_view(images, lopsided)
+    assert np.array_equal(view, augmenter.strong_reference(images, lopsided))
 
 
 @pytest.mark.parametrize("spec", ["d.d.ra", "x.m.r3_9_40", "d.d.x", "m.x.d", "d.d.r1_1_100"])
@@ -323,13 +320,13 @@ def test_update_is_sequential(crowded):
         np.testing.assert_allclose(augmenter.rates, expected, rtol=0, atol=1e-6, err_msg=str(repetition))
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_make_one_update(replicas):
+def test_replicas_make_one_update():
+    replicas = 2  # the same number in all tests of a process: TensorFlow cannot regroup devices for its collectives
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     assert len(devices) >= replicas, "several logical CPU devices must be configured before TensorFlow starts"
     strategy = tf.distribute.MirroredStrategy(devices[:replicas])
     with strategy.scope():
-        augmenter = Augmenter("d.d.d", jit_compile=replicas == 2, **DIGITS)
+        augmenter = Augmenter("d.d.d", **DIGITS)
     images, steps, n = random_images(8), 3, 8
     probabilities, labels = random_predictions(n * replicas)
     sliced = tf.reshape(probabilities, [replicas, n, 10]), tf.reshape(tf.constant(labels), [replicas, n])
