@@ -57,7 +57,7 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
         shapes = reader.get_variable_to_shape_map()
         names = [name for name, shape in shapes.items() if "rates" in name and tuple(shape) == RATES_SHAPE]
         if not names:
-            raise SystemExit(f"--checkpoint={checkpoint}: no variable 'rates' of shape {RATES_SHAPE}; was it CTAugment?")
+            raise SystemExit(f"--checkpoint={checkpoint}: no CTAugment rates, a variable of shape {RATES_SHAPE}")
         values = reader.get_tensor(names[0])
     if values.shape != RATES_SHAPE:
         raise SystemExit(f"rates of shape {values.shape}, expected {RATES_SHAPE}")
