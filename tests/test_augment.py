@@ -1,5 +1,7 @@
 """Views, policies, CTAugment's state, RandAugment's draws, the --augment language, and what runs on a GPU."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -435,18 +437,25 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     return outside, inside
 
 
+@functools.cache
+def kernels_of(op: str) -> list:
+    """All kernels that this build of TensorFlow registers for an op type."""
+    from tensorflow.python.framework import kernels
+
+    return list(kernels.get_registered_kernels_for_op(op).kernel)
+
+
 def devices_of(node) -> set[str]:
     """Device types with a registered kernel for the node's op and types."""
-    from tensorflow.python.framework import kernels
 
     def fits(kernel) -> bool:
         return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
                    for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
 
-    return {k.device_type for k in kernels.get_registered_kernels_for_op(node.op).kernel if fits(k)}
+    return {kernel.device_type for kernel in kernels_of(node.op) if fits(kernel)}
 
 
-@pytest.mark.parametrize("spec", ["d.d.d", "d.d.rac", "m.d.r2_9_50", "d.m.x"])
+@pytest.mark.parametrize("spec", ["d.d.d", "m.d.rac", "d.m.x"])
 def test_everything_runs_on_a_gpu(spec):
     outside, inside = nodes_by_place(spec)
     assert outside and inside
