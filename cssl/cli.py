@@ -144,7 +144,7 @@ def method_class(module: str) -> type[SSLModel]:
 
 def console(module: str | None = None) -> None:
     """Runs a method by name; as an installed command, by the name of the command."""
-    main(method_class(module or Path(sys.argv[0]).stem.replace("-", "_")))
+    main(method_class(module or Path(sys.argv[0]).stem.removeprefix("cssl-").replace("-", "_")))
 
 
 def main(method: type[SSLModel]) -> None:
