@@ -140,9 +140,9 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], say: Calla
     """Restores the newest checkpoint that can be read, warning about damaged ones; None if there is none."""
     for path in reversed(paths):
         try:
-            checkpoint.read(path).assert_consumed()
+            checkpoint.restore(path).assert_consumed()
             return path
-        except (tf.errors.OpError, AssertionError, ValueError) as error:
+        except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
             reason = str(error).strip().splitlines()[0][:150]
             say(f"warning: checkpoint {path} is damaged ({reason}); trying the one before.")
     if paths:
@@ -265,6 +265,8 @@ class Trainer:
         if updates < self.total_updates:
             with _signals() as signals:
                 self._train(updates, signals)
+        else:
+            self.say(f"This run is finished: {updates} updates were done before.")
         reports = results.read_run(self.folder).metrics
         return {name: results.medians([report[name] for report in reports]) for name in ("accuracy", "ece")}
 

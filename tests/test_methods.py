@@ -29,7 +29,7 @@ def kill_after_first_checkpoint(module, folder, log):
         process = subprocess.Popen([sys.executable, "-m", f"cssl.{module}", *TINY, f"--train_dir={folder}"], cwd=ROOT,
                                    stdout=file, stderr=file)
     deadline = time.monotonic() + 240
-    while process.poll() is None and time.monotonic() < deadline and not list(folder.rglob("model.ckpt-64.index")):
+    while process.poll() is None and time.monotonic() < deadline and not list(folder.rglob("tf/checkpoint")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     return process.wait()
