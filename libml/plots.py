@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from libml import calibration
 from libml.errors import UserError
@@ -16,7 +17,7 @@ from libml.results import Run, row_labels
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 TITLES = {"error": "test error (%)", "accuracy": "test accuracy (%)", "ece": "test ECE", "monitors/mask": "mask rate",
           "monitors/alpha": "mean alpha", "monitors/pseudo_accuracy": "pseudo-label accuracy",
-          "monitors/pseudo_accuracy_masked": "… of those used"}
+          "monitors/pseudo_accuracy_masked": "accuracy of those used"}
 PSEUDO_LABEL_TAGS = ("monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy", "monitors/pseudo_accuracy_masked")
 
 
@@ -56,7 +57,7 @@ def over_seeds(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndar
 
 
 def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
-    """Draws tags over images seen: a row per tag, a column per dataset and label number, a line per method.
+    """Draws tags over images seen: a panel per tag, dataset and label number, a line per method, its runs in brackets.
 
     The band is one standard deviation over the runs of a method. Tags that no run has are left out.
     """
@@ -72,24 +73,25 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
     columns = sorted({key[0] for key in lines})
     tags = [tag for tag in tags if any(key[1] == tag for key in lines)]
     labels = sorted({key[2] for key in lines})
-    figure, axes = _figure(len(tags), len(columns))
-    for row, tag in enumerate(tags):
-        for index, column in enumerate(columns):
-            axis = axes[row, index]
-            for number, label in enumerate(labels):
-                series = lines.get((column, tag, label))
-                if series:
-                    steps, mean, std = over_seeds(series)
-                    colour = COLOURS[number % len(COLOURS)]
-                    axis.plot(steps / 1024, mean, color=colour, label=f"{label} ({len(series)})",
-                              marker="o" if len(steps) == 1 else None)
-                    axis.fill_between(steps / 1024, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-            axis.set(xlabel="labelled images seen (kimg)", ylabel=TITLES.get(tag, tag))
-            axis.grid(alpha=0.3)
-            if row == 0:
-                axis.set_title(f"{column[0]}, {column[1] or 'all'} labels")
-            if axis.lines:
-                axis.legend(fontsize="small")
+    panels = [(column, tag) for column in columns for tag in tags]
+    width = len(tags) if len(tags) > 1 else min(len(columns), 4)
+    figure, axes = _figure(-(-len(panels) // width), width)
+    for axis in axes.flat[len(panels):]:
+        axis.set_axis_off()
+    for axis, (column, tag) in zip(axes.flat, panels, strict=False):
+        for number, label in enumerate(labels):
+            series = lines.get((column, tag, label))
+            if series:
+                steps, mean, std = over_seeds(series)
+                colour = COLOURS[number % len(COLOURS)]
+                axis.plot(steps / 1024, mean, color=colour, label=f"{label} ({len(series)})",
+                          marker="o" if len(steps) == 1 else None)
+                axis.fill_between(steps / 1024, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+        axis.set(xlabel="labelled images seen (kimg)", ylabel=TITLES.get(tag, tag),
+                 title=f"{column[0]}, {column[1] or 'all'} labels")
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend(fontsize="small")
     return figure
 
 
@@ -157,6 +159,7 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
             bottom.bar(classes + 0.2, np.bincount(labels, minlength=len(classes)) / len(labels), 0.4, color=COLOURS[4],
                        label="true")
         bottom.set(xlabel="class", ylabel="share of test images")
+        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
         bottom.legend(fontsize="x-small")
     return figure
 
@@ -189,7 +192,7 @@ def augmentation_rates(run: Run) -> Figure | None:
     figure, axes = _figure(1, 1, 7.0, 0.22 * len(lines) + 1)
     image = axes[0, 0].imshow(np.asarray(lines), aspect="auto", vmin=0, vmax=1, cmap="viridis")
     axes[0, 0].set_yticks(range(len(labels)), labels, fontsize="x-small")
-    axes[0, 0].set_xlabel("bin (weak to strong; for signed parameters the middle is neutral)")
+    axes[0, 0].set_xlabel("bin of the operation's parameter, from 0 to 1")
     figure.colorbar(image, ax=axes[0, 0], label="rate")
     return figure
 

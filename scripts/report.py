@@ -30,7 +30,8 @@ h1 { font-size: 1.7rem; margin-bottom: 0; } h2 { border-bottom: 1px solid #d0d7d
 h3 { margin-bottom: .3rem; } h4 { margin: 1rem 0 .3rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; }
 th, td { border: 1px solid #d0d7de; padding: .25rem .6rem; text-align: left; font-variant-numeric: tabular-nums; }
-th { background: #f6f8fa; } tr:nth-child(even) td { background: #fafbfc; }
+td:not(:last-child) { white-space: nowrap; } th { background: #f6f8fa; }
+tr:nth-child(even) td { background: #fafbfc; }
 img.figure { max-width: 100%; } code, pre { background: #f6f8fa; font-size: .88em; }
 pre { overflow-x: auto; padding: .6rem; }
 .note { color: #9a4b00; } .quiet { color: #57606a; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
@@ -150,7 +151,7 @@ def page(runs: list[Run], title: str) -> str:
     done = sum(run.finished for run in runs)
     parts = ["<!DOCTYPE html>", f'<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>',
              f"<style>{STYLE}</style></head><body><h1>{text(title)}</h1>",
-             f'<p class="quiet">{len(runs)} runs, {done} of them finished.</p>', "<h2>Results</h2>"]
+             f'<p class="quiet">Runs: {len(runs)}, finished: {done}.</p>', "<h2>Results</h2>"]
     if grid.cells:
         parts += ["<p>Mean ± standard deviation over split seeds (their number in brackets) of the median of the last "
                   "20 reports.</p>", table(results.table_of(grid)), "<h2>Beside the paper</h2>"]

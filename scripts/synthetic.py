@@ -1,6 +1,6 @@
 """The paper's synthetic example: self-training with hard, soft and credal labels on the unit interval.
 
-    python scripts/synthetic.py [--reading=pooled|terms|full] [--repetitions=30] [-o figures/synthetic]
+    python scripts/synthetic.py [--reading=full|pooled|terms] [--repetitions=40] [-o figures/synthetic]
 
 25 labelled and 500 unlabelled points, uniform on [0, 1]; the positive class has probability sigmoid(slope (x - 1/2)).
 A network of one hidden layer of 100 sigmoid units and a softmax over two classes trains by SGD (rate 0.5) for 100
@@ -9,13 +9,18 @@ the mean distance |p(x) - truth(x)| over the interval of the function averaged o
 standard error over independently drawn data sets (the paper shows a single one), with labels alone as the baseline.
 
 The paper does not say what an iteration is; three readings:
-  pooled  an epoch of minibatches of 25 from labelled and pseudo-labelled points together, all points weighted alike
   full    10 gradient steps on all 525 points, weighted alike
+  pooled  an epoch of minibatches of 25 from labelled and pseudo-labelled points together, all points weighted alike
   terms   20 steps on mean labelled loss + mean loss of 25 unlabelled points, the objective of the paper's Sec. 3.4
 If the labels were renewed before every step, soft and credal labels would have no effect at all: a prediction has zero
 gradient against itself, and lies in the credal set that it spans.
 
-On 2 CPU cores each reading takes less than a minute.
+What to expect over 40 data sets: `full` shows what the paper shows (hard labels flat, soft ones somewhat better, credal
+ones best of the three); in `pooled` soft labels beat credal ones; in `terms` the two are alike. In no reading does
+self-training improve on the labels alone by more than a hair. The dynamics amplify rounding (a rate of 0.5 is beyond
+the stable one for 100 units), so that means move by 0.01 between builds of TensorFlow.
+
+The default takes less than a minute on two free CPU cores; time grows with the repetitions.
 """
 import argparse
 import time
@@ -33,7 +38,7 @@ from libml.errors import UserError
 
 LABELED, UNLABELED, HIDDEN, ITERATIONS, RATE = 25, 500, 100, 100, 0.5
 METHODS = ("labels alone", "hard", "soft", "credal")
-READINGS = {"pooled": (25, 21), "full": (525, 10), "terms": (25, 20)}  # unlabelled or pooled points per step, steps
+READINGS = {"full": (525, 10), "pooled": (25, 21), "terms": (25, 20)}  # unlabelled or pooled points per step, steps
 GRID = np.linspace(0, 1, 201, dtype=np.float32)
 
 
@@ -88,23 +93,29 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
     x, known = tf.constant(labeled), tf.one_hot(classes, 2)
     u, points = tf.constant(unlabeled), tf.concat([labeled, unlabeled], axis=1)
     size, steps = READINGS[reading]
+    count = UNLABELED if reading == "terms" else LABELED + UNLABELED
     alone = method == "labels alone"
 
     def loss(q: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
+        def take(values: tf.Tensor) -> tf.Tensor:
+            return values if size == count else tf.gather(values, chosen, axis=1)
+
         if reading == "terms":
             supervised = tf.reduce_sum(example_loss("hard", logits(weights, x), known)) / LABELED
             if alone:
                 return supervised
-            batch, q = tf.gather(u, chosen, axis=1), tf.gather(q, chosen + LABELED, axis=1)
-            return supervised + tf.reduce_sum(example_loss(method, logits(weights, batch), q)) / size
-        each = example_loss(method, logits(weights, tf.gather(points, chosen, axis=1)), tf.gather(q, chosen, axis=1))
+            return supervised + tf.reduce_sum(example_loss(method, logits(weights, take(u)), take(q))) / size
+        if alone and size == count:
+            return tf.reduce_sum(example_loss("hard", logits(weights, x), known)) / size
+        targets = tf.concat([known, q], axis=1)
+        each = example_loss(method, logits(weights, take(points)), take(targets))
         if alone:
-            each *= tf.cast(chosen < LABELED, tf.float32)
+            each *= take(tf.cast(tf.range(count) < LABELED, tf.float32)[tf.newaxis])
         return tf.reduce_sum(each) / size
 
-    @tf.function(jit_compile=True)
+    @tf.function
     def iterate(order: tf.Tensor) -> None:
-        q = tf.concat([known, tf.nn.softmax(logits(weights, u))], axis=1)
+        q = tf.nn.softmax(logits(weights, u))
         for chosen in order:
             with tf.GradientTape() as tape:
                 value = loss(q, chosen)
@@ -112,7 +123,6 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
                 weight.assign_sub(RATE * gradient)
 
     rng = np.random.default_rng(seed + 1)
-    count = UNLABELED if reading == "terms" else LABELED + UNLABELED
     for _ in range(iterations):
         order = [rng.permutation(count) for _ in range(-(-size * steps // count))]
         iterate(tf.constant(np.concatenate(order).reshape(steps, size), tf.int32))
@@ -122,7 +132,7 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
 def main() -> None:
     """Runs the example and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reading", choices=tuple(READINGS), default="pooled")
+    parser.add_argument("--reading", choices=tuple(READINGS), default="full")
     parser.add_argument("--repetitions", type=int, help="data sets to draw (default: 40; for `full`, 8)")
     parser.add_argument("--seeds", type=int, default=5, help="initialisations per data set")
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
