@@ -1,10 +1,36 @@
-"""Run folders as training leaves them, with made-up numbers; small, complete and known."""
+"""Run folders as training leaves them, with made-up numbers, and a quick way to call the scripts that read them."""
+import contextlib
+import importlib
+import io
 import json
+import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 
 CLASSES = 10
+SCRIPTS = str(Path(__file__).parent.parent / "scripts")
+
+
+class Done(NamedTuple):
+    """What a script returned and printed."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def invoke(script: str, *arguments) -> Done:
+    """Calls a script's main function here, sparing the seconds that a new process takes to start."""
+    if SCRIPTS not in sys.path:
+        sys.path.insert(0, SCRIPTS)
+    out, err = io.StringIO(), io.StringIO()
+    with (mock.patch.object(sys, "argv", [script, *map(str, arguments)]), contextlib.redirect_stdout(out),
+          contextlib.redirect_stderr(err)):
+        code = importlib.import_module(script).main()
+    return Done(code or 0, out.getvalue(), err.getvalue())
 
 
 def config(method: str = "CSSL", dataset: str = "cifar10.1@40-1", **settings) -> dict:
