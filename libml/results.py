@@ -20,7 +20,7 @@ LAST = (1, 10, 20, 50)
 METRICS = ("error", "accuracy", "ece")
 
 # Where and how a run is made, not what is computed: never a reason for a row of its own.
-_INCIDENTAL = frozenset({"dataset", "seed", "data_dir", "train_dir", "rerun", "report_kimg", "save_kimg", "keep_ckpt",
+INCIDENTAL = frozenset({"dataset", "seed", "data_dir", "train_dir", "rerun", "report_kimg", "save_kimg", "keep_ckpt",
                          "eval_ckpt", "method"})
 
 
@@ -191,7 +191,7 @@ def row_labels(runs: list[Run]) -> list[str]:
     for run in runs:
         name = run.dataset
         for key, value in run.config.items():
-            if key not in _INCIDENTAL:
+            if key not in INCIDENTAL:
                 values[run.method, name.dataset, name.labels][key].add(json.dumps(value))
     differing = defaultdict(set)
     for (method, *_), settings in values.items():

@@ -6,7 +6,7 @@
 Without --dry_run or --slurm the runs follow one another; an interrupted one continues from its last checkpoint when the
 same command is given again. Each run trains in <train_dir>/kimg<length>, so that runs of different lengths stay apart
 and tables share the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are
-added to every command.
+added to every command, or replace its own.
 
 --scale=F is a protocol for CPUs: lengths (and the cosine's horizon) divided by F, a WRN-10 of 16 filters, shorter
 averages of weights and batch statistics, some 25 reports per run; in <train_dir>/scaled-F. It keeps datasets, labels,
@@ -82,17 +82,22 @@ class Job:
     train_dir: Path
     flags: tuple[tuple[str, object], ...]
 
-    def arguments(self, extra: tuple[str, ...] = ()) -> list[str]:
+    def arguments(self) -> list[str]:
         """Returns the arguments of `python`."""
         return ["-m", f"cssl.{MODULES[self.method]}", f"--dataset={self.dataset}", f"--train_dir={self.train_dir}",
-                *(f"--{key}={value}" for key, value in self.flags), *extra]
+                *(f"--{key}={value}" for key, value in self.flags)]
 
-    def is_done_by(self, run: results.Run, extra: dict[str, object]) -> bool:
+    def __str__(self) -> str:
+        return "python " + shlex.join(self.arguments())
+
+    def is_done_by(self, run: results.Run) -> bool:
         """Whether a run on disk is this one, finished."""
-        wanted = {**dict(self.flags), "method": self.method, "dataset": self.dataset, **extra}
-        found = {**run.config, "schedule_kimg": paper.horizon(run.config)}
+        wanted = {key: value for key, value in self.flags if key not in results.INCIDENTAL}
         wanted["schedule_kimg"] = paper.horizon(wanted)
-        return run.finished and all(paper.same(found.get(key), value) for key, value in wanted.items())
+        found = {**run.config, "schedule_kimg": paper.horizon(run.config)}
+        return (run.finished and run.path.is_relative_to(self.train_dir)
+                and (run.method, run.config.get("dataset")) == (self.method, self.dataset)
+                and all(paper.same(found.get(key), value) for key, value in wanted.items()))
 
 
 def scaled(flags: dict, scale: int) -> dict:
@@ -104,8 +109,9 @@ def scaled(flags: dict, scale: int) -> dict:
             "bn_momentum": average}
 
 
-def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset: str | None = None) -> list[Job]:
-    """Lists the runs behind a table, each once, row by row."""
+def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset: str | None = None,
+         extra: dict | None = None) -> list[Job]:
+    """Lists the runs behind a table, each once, row by row; `extra` flags are added or take the place of its own."""
     found = {}
     name, _, labels = (dataset or "").partition("@")
     for row in table.rows:
@@ -118,6 +124,7 @@ def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset:
                     flags["schedule_kimg"] = table.schedule_kimg
                 if scale:
                     flags = scaled(flags, scale)
+                flags |= extra or {}
                 text = f"{name or column.dataset}.{seed}@{labels or column.labels}-1"
                 folder = train_dir / (f"scaled-{scale}" if scale else "") / f"kimg{flags['train_kimg']}"
                 found[Job(row.method, str(data.parse_name(text)), folder, tuple(flags.items()))] = None
@@ -152,16 +159,15 @@ def parse_extra(flags: list[str]) -> dict[str, object]:
     return found
 
 
-def run_all(todo: list[Job], extra: tuple[str, ...]) -> int:
+def run_all(todo: list[Job]) -> int:
     """Runs one job after another; a failed one does not stop the rest."""
     failed = []
     for number, job in enumerate(todo, 1):
-        arguments = job.arguments(extra)
-        print(f"[{number}/{len(todo)}] python {shlex.join(arguments)}", flush=True)
-        if subprocess.run([sys.executable, *arguments]).returncode:
+        print(f"[{number}/{len(todo)}] {job}", flush=True)
+        if subprocess.run([sys.executable, *job.arguments()]).returncode:
             failed.append(job)
     for job in failed:
-        print(f"failed: python {shlex.join(job.arguments(extra))}", file=sys.stderr)
+        print(f"failed: {job}", file=sys.stderr)
     return int(bool(failed))
 
 
@@ -186,16 +192,15 @@ def main() -> int:
     extra = parse_extra(given)
     names = {"all": tuple(paper.TABLES), "ups_search": ("ups",)}.get(args.table, (args.table,))
     found = list(dict.fromkeys(job for name in names
-                               for job in jobs(paper.TABLES[name], args.train_dir, args.scale, args.dataset)))
+                               for job in jobs(paper.TABLES[name], args.train_dir, args.scale, args.dataset, extra)))
     if args.table == "ups_search":
         found = search(found)
-    found = [job for job in found if args.filter in shlex.join(job.arguments(tuple(given)))]
+    found = [job for job in found if args.filter in str(job)]
     if not found:
         raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
                         "lists them.")
     done = finished_runs(args.train_dir)
-    todo = [job for job in found if not any(job.is_done_by(run, extra) for run in done
-                                            if run.path.is_relative_to(job.train_dir))]
+    todo = [job for job in found if not any(map(job.is_done_by, done))]
     absent = sorted({job.method for job in todo if not importlib.util.find_spec(f"cssl.{MODULES[job.method]}")})
     literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
     notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
@@ -203,14 +208,14 @@ def main() -> int:
     notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
     print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
     if args.slurm and todo:
-        lines = "\n".join(f"  {shlex.quote('python ' + shlex.join(job.arguments(tuple(given))))}" for job in todo)
+        lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         results.write_text(args.slurm, SLURM.format(path=args.slurm, name=args.table, last=len(todo) - 1,
                                                     commands=lines, folder=shlex.quote(os.getcwd())))
         print(f"{args.slurm}: {len(todo)} tasks")
     elif args.dry_run:
-        print("".join(f"python {shlex.join(job.arguments(tuple(given)))}\n" for job in todo), end="")
+        print("".join(f"{job}\n" for job in todo), end="")
     elif not args.slurm:
-        return run_all([job for job in todo if job.method not in absent], tuple(given))
+        return run_all([job for job in todo if job.method not in absent])
     return 0
 
 

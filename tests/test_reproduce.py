@@ -103,6 +103,9 @@ def test_filter_and_further_flags(tmp_path):
                       "--seed=7")
     assert [c["train_kimg"] for c in commands] == ["65536", "2048"]
     assert {c["seed"] for c in commands} == {"7"}
+    shorter, = listed("--table=barely", "--filter=lsmatch --dataset=svhn.1@", f"--train_dir={tmp_path}", "--",
+                      "--train_kimg=0.5", "--augment=d.d.x")
+    assert (shorter["train_kimg"], shorter["augment"], shorter["train_dir"]) == ("0.5", "d.d.x", f"{tmp_path}/kimg0.5")
     with pytest.raises(UserError, match="contains --filter=nothing"):
         listed("--table=all", "--filter=nothing")
     with pytest.raises(UserError, match="expected --name=value"):
