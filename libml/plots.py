@@ -75,7 +75,7 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
     labels = sorted({key[2] for key in lines})
     panels = [(column, tag) for column in columns for tag in tags]
     width = len(tags) if len(tags) > 1 else min(len(columns), 4)
-    figure, axes = _figure(-(-len(panels) // width), width)
+    figure, axes = _figure(-(-len(panels) // width), width, 4.2 if width < 3 else 3.4)
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()
     for axis, (column, tag) in zip(axes.flat, panels, strict=False):
@@ -207,9 +207,8 @@ def synthetic(grid: np.ndarray, truth: np.ndarray, functions: dict[str, np.ndarr
     axis.scatter(labeled, classes, marker="x", color=COLOURS[6], label="labelled")
     axis.plot(grid, truth, color=COLOURS[6], linestyle="--", label="truth")
     for colour, (name, lines) in zip((COLOURS[3], COLOURS[2], COLOURS[4], COLOURS[0]), functions.items(), strict=False):
-        mean, std = lines.mean(axis=0), lines.std(axis=0)
-        axis.plot(grid, mean, color=colour, label=name)
-        axis.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+        axis.plot(grid, lines.T, color=colour, alpha=0.35, linewidth=0.7)
+        axis.plot(grid, lines.mean(axis=0), color=colour, linewidth=2.5, label=name)
     axis.set(xlabel="x", ylabel="probability of the positive class", ylim=(-0.05, 1.05))
     axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

@@ -33,6 +33,7 @@ th, td { border: 1px solid #d0d7de; padding: .25rem .6rem; text-align: left; fon
 td:not(:last-child) { white-space: nowrap; } th { background: #f6f8fa; }
 tr:nth-child(even) td { background: #fafbfc; }
 img.figure { max-width: 100%; } code, pre { background: #f6f8fa; font-size: .88em; }
+code { overflow-wrap: anywhere; }
 pre { overflow-x: auto; padding: .6rem; }
 .note { color: #9a4b00; } .quiet { color: #57606a; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
 .samples { display: flex; flex-wrap: wrap; gap: .6rem; }
