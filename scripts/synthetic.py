@@ -133,14 +133,14 @@ def main() -> None:
     """Runs the example and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reading", choices=tuple(READINGS), default="full")
-    parser.add_argument("--repetitions", type=int, help="data sets to draw (default: 40; for `full`, 8)")
+    parser.add_argument("--repetitions", type=int, help="data sets to draw (default: 24; for `full`, 8)")
     parser.add_argument("--seeds", type=int, default=5, help="initialisations per data set")
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
     parser.add_argument("--slope", type=float, default=10.0, help="steepness of the true sigmoid")
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisations and batches")
     parser.add_argument("-o", "--output", type=Path, help="figure of the first data set, without extension: PNG, SVG")
     args = parser.parse_args()
-    repetitions = args.repetitions or (8 if args.reading == "full" else 40)
+    repetitions = args.repetitions or (8 if args.reading == "full" else 24)
     if min(repetitions, args.seeds, args.iterations) < 1:
         raise UserError("--repetitions, --seeds and --iterations must be at least 1.")
     start = time.time()
