@@ -345,9 +345,13 @@ def len_static(tensor: tf.Tensor) -> int:
 
 
 def pseudo_label_quality(weak: tf.Tensor, mask: tf.Tensor, labels: tf.Tensor) -> Scalars:
-    """Accuracy of the pseudo-labels argmax(weak) against the held-back labels (-1: unknown), of all and of the used."""
+    """Compares the pseudo-labels argmax(weak) with the held-back labels (-1: unknown), of all and of the used images.
+
+    The used ones as two shares, of images that are used and of images that are used and right: their quotient is the
+    accuracy over any number of batches, also where a single batch uses none.
+    """
     known = tf.cast(labels >= 0, tf.float32)
     correct = known * tf.cast(tf.argmax(weak, -1, labels.dtype) == labels, tf.float32)
     return {"monitors/pseudo_accuracy": tf.math.divide_no_nan(tf.reduce_sum(correct), tf.reduce_sum(known)),
-            "monitors/pseudo_accuracy_masked": tf.math.divide_no_nan(tf.reduce_sum(correct * mask),
-                                                                     tf.reduce_sum(known * mask))}
+            "monitors/pseudo_used": tf.reduce_mean(known * mask),
+            "monitors/pseudo_used_correct": tf.reduce_mean(correct * mask)}
