@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -106,7 +106,8 @@ GROUPS = {"data": DataOptions, "network": NetworkOptions, "augmentation": Augmen
 PRESETS = {
     "cifar100": {"filters": 128, "wd": 0.001},
     "digits": {"filters": 16, "repeat": 1, "scales": 3, "batch": 32, "ema": 0.98, "bn_momentum": 0.98,
-               "train_kimg": 30.0, "report_kimg": 0.5, "save_kimg": 5.0, "keep_ckpt": 2},
+               "train_kimg": 30.0, "report_kimg": 0.5, "save_kimg": 5.0, "keep_ckpt": 2,
+               "warmup_kimg": 4.0},
 }
 
 # Always part of a run folder's name, as in the original; everything else appears where it differs from its default.
@@ -186,8 +187,10 @@ def help_text(method: type[SSLModel]) -> str:
         if options is TrainOptions:
             lines.append("  --train_steps\n      length in updates, instead of train_kimg")
         lines.append("")
+    by_labels = {"any": method.presets(None), "40 labels": method.presets(40)}
     lines.append("Presets, where a flag is not given: " + "; ".join(
-        f"{dataset}: {', '.join(f'{k} {v}' for k, v in preset.items())}" for dataset, preset in PRESETS.items()))
+        f"{name}: {', '.join(f'{k} {v}' for k, v in preset.items())}"
+        for name, preset in (by_labels | PRESETS).items() if preset))
     return "\n".join(lines)
 
 
@@ -203,7 +206,14 @@ def parse(method: type[SSLModel], argv: list[str]) -> tuple[dict, dict]:
         raise UserError(f"Unexpected argument {rest[1]!r}; flags are written --name=value (--help lists them).")
     config = {name: values[name].value for options in option_groups(method).values() for name in describe(options)}
     given = {name for name in config if values[name].present}
-    preset = {name: value for name, value in PRESETS.get(parse_name(config["dataset"]).dataset, {}).items()
+    dataset = parse_name(config["dataset"])
+    if method.uses_all_labels:
+        dataset = replace(dataset, labels=None)
+        config["dataset"] = str(dataset)
+    by_dataset = PRESETS.get(dataset.dataset, {})
+    if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
+        by_dataset = {name: value for name, value in by_dataset.items() if name != "wd"}
+    preset = {name: value for name, value in {**method.presets(dataset.labels), **by_dataset}.items()
               if name in config and name not in given and not (name == "train_kimg" and values["train_steps"].present)}
     config |= preset
     if values["train_steps"].present:
@@ -217,14 +227,16 @@ def parse(method: type[SSLModel], argv: list[str]) -> tuple[dict, dict]:
 
 def _check(config: dict) -> None:
     positive = ("batch", "uratio", "filters", "repeat", "train_kimg", "report_kimg", "save_kimg", "keep_ckpt", "lr",
-                "K", "image_size", "adepth")
+                "K", "image_size", "adepth", "T", "temperature")
     for name in positive:
         if config.get(name, 1) <= 0:
             raise UserError(f"--{name}={config[name]}: expected a positive number.")
-    for name in ("confidence", "conf_p", "alpha_bound", "ema", "bn_momentum", "ath", "adecay", "uncertainty_p"):
+    for name in ("confidence", "conf_p", "alpha_bound", "ema", "bn_momentum", "ath", "adecay", "uncertainty_p",
+                 "threshold", "warmup_pos"):
         if not 0 <= config.get(name, 0) <= 1:
             raise UserError(f"--{name}={config[name]}: expected a number from 0 to 1.")
-    for name in ("wd", "wu", "schedule_kimg", "scales", "seed"):
+    for name in ("wd", "wu", "schedule_kimg", "scales", "seed", "we", "consistency_weight", "vat", "vat_eps",
+                 "entmin_weight", "beta", "w_match", "w_kl", "w_rot", "warmup_kimg"):
         if config.get(name, 0) < 0:
             raise UserError(f"--{name}={config[name]}: expected 0 or more.")
     try:

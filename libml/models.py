@@ -271,6 +271,27 @@ class ShakeShake(_Network):
         return tf.nn.relu(x)
 
 
+class TwoHeads(keras.Model):
+    """A network with a second dense layer on its embedding, trained, averaged and saved with the rest.
+
+    `head=True` in a call asks for that layer's logits instead of the class logits.
+    """
+
+    def __init__(self, network: _Network, units: int, seed: int | None = None):
+        super().__init__(name=f"{network.name}_two_heads")
+        self.network = network
+        # A seed sequence of its own, apart from the network's layers.
+        seed = None if seed is None else int(np.random.SeedSequence([seed, units]).generate_state(1)[0])
+        self.head = _Factory(seed, 0.0, False).dense("head", network.classifier.kernel.shape[0], units)
+        self.built = True
+
+    def call(self, images, training=False, seed=None, head=False, **options):
+        if not head:
+            return self.network(images, training=training, seed=seed, **options)
+        _, embedding = self.network(images, training=training, seed=seed, with_embedding=True)
+        return self.head(embedding)
+
+
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {"resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake}
 
 

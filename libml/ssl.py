@@ -3,6 +3,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -64,6 +65,8 @@ class Step:
         self.statistics = values_of(model.network.non_trainable_variables)
         self.new_statistics = self.statistics
         self.mean_prediction = None
+        self.state = {name: tf.convert_to_tensor(v) for name, v in model.method_state.items()}
+        self.new_state = dict(self.state)  # what a loss puts here is averaged over replicas and kept
         self._seed, self._draws = seed, 0
 
     def new_seed(self) -> tf.Tensor:
@@ -93,7 +96,9 @@ class Step:
         return outputs
 
     def ramp(self, images: float) -> tf.Tensor:
-        """Rises from 0 to 1 while the given number of labelled images is seen."""
+        """Rises from 0 to 1 while the given number of labelled images is seen; is 1 if that number is 0."""
+        if images <= 0:
+            return tf.ones([])
         return tf.clip_by_value(tf.cast(self.images_seen, tf.float32) / images, 0.0, 1.0)
 
 
@@ -101,7 +106,7 @@ class SSLModel(keras.Model):
     """A classifier trained on a few labelled and many unlabelled images.
 
     A method is a subclass: its hyperparameters in `Options`, and `unlabeled_loss` (most methods) or the wider
-    `compute_losses`.
+    `compute_losses`; class attributes, `views_per_image`, `initial_state` and `presets` say what else is special.
 
     Args:
         network: any built Keras classifier from float images to logits.
@@ -117,6 +122,9 @@ class SSLModel(keras.Model):
 
     uses_alignment = False  # whether `aligned` is called
     uses_unlabeled = True
+    uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
+    strong_labeled = False  # whether labelled images train on strong views
+    cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     optimizer_rule = optim.Nesterov()
 
@@ -161,6 +169,10 @@ class SSLModel(keras.Model):
             self.loss_scale = state("loss_scale", (), keras.initializers.Constant(2.0 ** 15))
             self.good_steps = state("good_steps", (), "zeros", "int64")
         self.loss_scaling = loss_scaling
+        self.method_state = {}
+        for name, value in self.initial_state().items():
+            self.method_state[name] = state(name, value.shape, "zeros")
+            self.method_state[name].assign(value)
         self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
         self._gradients = tf.function(self._compute_gradients, jit_compile=True) if jit else self._compute_gradients
         self.built = True
@@ -179,38 +191,60 @@ class SSLModel(keras.Model):
 
     # What a method defines.
 
+    @classmethod
+    def presets(cls, labels: int | None) -> dict:
+        """Returns flags that the method changes, where the user said nothing, for a number of labels (None: all)."""
+        del labels
+        return {}
+
+    @property
+    def views_per_image(self) -> tuple[int, int]:
+        """The numbers of weak and strong views per unlabelled image; views of one kind follow each other."""
+        return 1, self.options.K
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        """Returns the method's own float state by name: `Step.state` has it, `Step.new_state` takes its update."""
+        return {}
+
     def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step):
         """Returns (loss [N], mask [N], monitors) from weak and strong logits [N, K]."""
         raise TypeError(f"{type(self).__name__} defines neither unlabeled_loss nor compute_losses.")
 
     def compute_losses(self, views: dict, step: Step) -> tuple[tf.Tensor, Scalars]:
-        """Returns the loss without weight decay, and scalars to log: labelled CE + wu * masked unlabelled loss.
+        """Returns the loss without weight decay, and scalars to log: labelled CE + wu * masked unlabelled loss."""
+        x, weak, strong = self.forward_together(views, step)
+        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        loss, mask, monitors = self.unlabeled_loss(weak, strong, views, step)
+        xeu = tf.reduce_mean(loss * mask)
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask), **monitors,
+                   **pseudo_label_quality(weak, views, mask)}
+        return xe + self.options.wu * xeu, scalars
 
-        One forward pass over labelled, weak and strong images: batch normalisation sees them all together.
+    def forward_together(self, views: dict, step: Step) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Logits of labelled, weak and strong views from one forward pass, the weak ones repeated for K strong views.
+
+        Batch normalisation sees all views together.
         """
         parts = [views["labeled"], views["weak"], views["strong"]]
-        logits = step.forward(tf.concat(parts, 0))
-        x, weak, strong = tf.split(logits, [len_static(part) for part in parts])
-        repeat = len_static(views["strong"]) // len_static(views["weak"])
-        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
-        repeated = tf.tile(weak, [repeat, 1])  # K strong views, one after the other
-        loss, mask, monitors = self.unlabeled_loss(repeated, strong, views, step)
-        xeu = tf.reduce_mean(loss * mask)
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask), **monitors}
-        if "unlabeled_label" in views:
-            scalars |= pseudo_label_quality(weak, mask[:len_static(weak)], views["unlabeled_label"])
-        return xe + self.options.wu * xeu, scalars
+        x, weak, strong = tf.split(step.forward(tf.concat(parts, 0)), [len_static(part) for part in parts])
+        return x, tf.tile(weak, [len_static(strong) // len_static(weak), 1]), strong
+
+    def labeled_cross_entropy(self, views: dict, step: Step) -> tf.Tensor:
+        """Mean cross-entropy of a forward pass over the labelled images alone, which moves the moving statistics."""
+        return tf.reduce_mean(losses.cross_entropy(step.forward(views["labeled"]), views["label"]))
 
     # Distribution alignment.
 
-    def aligned(self, q: tf.Tensor, step: Step) -> tf.Tensor:
+    def aligned(self, q: tf.Tensor, step: Step, prior: tf.Tensor | None = None) -> tf.Tensor:
         """Returns q weighted by class prior over moving average of predictions, normalised (the paper's Eq. 6).
 
-        The average is that of earlier batches; this batch's mean enters it after the step.
+        The average is that of earlier batches; this batch's mean enters it after the step. Without `prior` it is that
+        of `--p_unlabeled`.
         """
         step.mean_prediction = tf.reduce_mean(q, 0)
         p_model = tf.reduce_mean(tf.convert_to_tensor(self.predictions), 0)
-        return losses.align(q, p_data=self.class_prior, p_model=p_model / tf.reduce_sum(p_model))
+        prior = self.class_prior if prior is None else prior
+        return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
     # One update.
 
@@ -232,12 +266,19 @@ class SSLModel(keras.Model):
         seed = fold_in(self.step_seed(), 1)
         labeled = self.augmenter.labeled(batch["labeled"], fold_in(seed, 1))
         views = {"labeled": to_float(labeled), "label": batch["label"]}
-        if self.uses_unlabeled:
-            views["weak"] = to_float(self.augmenter.weak(batch["unlabeled"], fold_in(seed, 2)))
-            strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k)) for k in range(self.options.K)]
-            views["strong"] = strong[0] if len(strong) == 1 else tf.concat(strong, 0)
+        if self.strong_labeled:
+            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4))
+        num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
+        if num_weak:
+            seeds = [fold_in(seed, 2)]
+            seeds += [fold_in(seeds[0], k) for k in range(1, num_weak)]
+            weak = [self.augmenter.weak(batch["unlabeled"], weak_seed) for weak_seed in seeds]
+            views["weak"] = to_float(tf.concat(weak, 0))
             views["unlabeled_label"] = batch["unlabeled_label"]
-        if self.augmenter.uses_probe and self.uses_unlabeled:
+        if num_strong:
+            strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k)) for k in range(num_strong)]
+            views["strong"] = tf.concat(strong, 0)
+        if self.augmenter.uses_probe and num_strong:
             probe, views["policy"] = self.augmenter.probe(labeled, fold_in(seed, 3))
             views["probe"] = to_float(probe)
         return views
@@ -251,7 +292,7 @@ class SSLModel(keras.Model):
         updates = tf.convert_to_tensor(self.updates)
         lr = self.learning_rate(updates * self.options.batch)
         tensors = {key: value for key, value in views.items() if key not in ("policy", "probe")}
-        gradients, scalars, statistics, prediction = average_over_replicas(
+        gradients, scalars, statistics, prediction, state = average_over_replicas(
             self._gradients(tensors, fold_in(self.step_seed(), 2)))
         scalars["monitors/lr"] = lr
 
@@ -263,8 +304,8 @@ class SSLModel(keras.Model):
         averages = [a - (1 - self.options.ema) * (a - w)
                     for a, w in zip(values_of(self.ema_weights), weights, strict=True)]
         variables = [*self.network.trainable_variables, *self.slots, *self.ema_weights,
-                     *self.network.non_trainable_variables]
-        new = [*weights, *slots, *averages, *statistics]
+                     *self.network.non_trainable_variables, *(self.method_state[name] for name in state)]
+        new = [*weights, *slots, *averages, *statistics, *state.values()]
         if self.uses_alignment:
             variables.append(self.predictions)
             new.append(tf.concat([tf.convert_to_tensor(self.predictions)[1:], prediction[None]], 0))
@@ -279,12 +320,14 @@ class SSLModel(keras.Model):
         return scalars
 
     def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
-        """lr * cos(7 pi / 16 * images / horizon)."""
+        """lr * cos(7 pi / 16 * images / horizon), or lr for methods without decay."""
+        if not self.cosine_decay:
+            return tf.constant(self.options.lr)
         progress = tf.cast(images_seen, tf.float32) / self.total_images
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
 
     def _compute_gradients(self, views: dict, seed: tf.Tensor):
-        """Forward and backward pass of one replica: gradients, scalars, batch-norm statistics, mean prediction."""
+        """Forward and backward pass of one replica: gradients, scalars, BN statistics, mean prediction, state."""
         step = Step(self, seed, tf.convert_to_tensor(self.updates) * self.options.batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
@@ -297,7 +340,8 @@ class SSLModel(keras.Model):
         if self.loss_scaling:
             gradients = [g / tf.convert_to_tensor(self.loss_scale) for g in gradients]
         scalars |= {"losses/wd": decay, "losses/total": total}
-        return gradients, scalars, step.new_statistics, step.mean_prediction if self.uses_alignment else tf.zeros([])
+        prediction = step.mean_prediction if self.uses_alignment else tf.zeros([])
+        return gradients, scalars, step.new_statistics, prediction, step.new_state
 
     def _scaled_update(self, gradients, old, new):
         """Skips an update whose float16 gradients overflowed; returns the values and the loss scale's new state."""
@@ -332,6 +376,7 @@ class SSLModel(keras.Model):
                  "updates": self.updates.value}
         if self.uses_alignment:
             items["predictions"] = self.predictions.value
+        items |= {f"state_{name}": v.value for name, v in self.method_state.items()}
         if self.loss_scaling:
             items |= {"loss_scale": self.loss_scale.value, "good_steps": self.good_steps.value}
         if self.augmenter is not None and self.augmenter.uses_probe:
@@ -339,19 +384,41 @@ class SSLModel(keras.Model):
         return items
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassicOptions(SSLModel.Options):
+    """Hyperparameters of the methods before FixMatch: as many unlabelled as labelled images, no strong views."""
+
+    uratio: int = option(1, "unlabelled images per labelled one")
+    # A class variable takes a hyperparameter away: these methods weight their losses by other names.
+    wu: ClassVar[float] = 0.0
+    K: ClassVar[int] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsistencyOptions(ClassicOptions):
+    """Hyperparameters of the methods whose unlabelled loss grows over a first part of the run."""
+
+    warmup_pos: float = option(0.4, "part of the run over which the unlabelled loss's weight grows linearly")
+
+
 def len_static(tensor: tf.Tensor) -> int:
     """The static size of the first dimension."""
     return tensor.shape[0]
 
 
-def pseudo_label_quality(weak: tf.Tensor, mask: tf.Tensor, labels: tf.Tensor) -> Scalars:
+def pseudo_label_quality(weak: tf.Tensor, views: dict, mask: tf.Tensor | None = None) -> Scalars:
     """Compares the pseudo-labels argmax(weak) with the held-back labels (-1: unknown), of all and of the used images.
 
     The used ones as two shares, of images that are used and of images that are used and right: their quotient is the
-    accuracy over any number of batches, also where a single batch uses none.
+    accuracy over any number of batches, also where a single batch uses none. Without labels there is nothing to say. Of
+    several views of the images, the first counts.
     """
+    if "unlabeled_label" not in views:
+        return {}
+    labels = views["unlabeled_label"]
+    mask = tf.ones(labels.shape) if mask is None else mask[:len_static(labels)]
     known = tf.cast(labels >= 0, tf.float32)
-    correct = known * tf.cast(tf.argmax(weak, -1, labels.dtype) == labels, tf.float32)
+    correct = known * tf.cast(tf.argmax(weak[:len_static(labels)], -1, labels.dtype) == labels, tf.float32)
     return {"monitors/pseudo_accuracy": tf.math.divide_no_nan(tf.reduce_sum(correct), tf.reduce_sum(known)),
             "monitors/pseudo_used": tf.reduce_mean(known * mask),
             "monitors/pseudo_used_correct": tf.reduce_mean(correct * mask)}

@@ -1,0 +1,45 @@
+"""ICT (Verma et al. 2019): the prediction on a mixed image should be the mixed predictions of a mean teacher.
+
+    python -m cssl.ict --dataset=cifar10.3@40-1
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses, mixing, optim
+from libml.options import option
+from libml.ssl import ConsistencyOptions, SSLModel, len_static, pseudo_label_quality
+
+
+class ICT(SSLModel):
+    """Squared difference of the mixed teacher predictions and the prediction on the equally mixed images."""
+
+    cosine_decay = False
+    decoupled_weight_decay = True
+    optimizer_rule = optim.Adam()
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ConsistencyOptions):
+        """ICT's own hyperparameters."""
+
+        lr: float = option(0.002, "learning rate of Adam, constant")
+        wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away")
+        consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up")
+        beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing")
+
+    def compute_losses(self, views, step):
+        """H(label, p) + w(t) mean_k (Mix(q, q')_k - p(Mix(y, y'))_k)^2, ' the batch reversed (Eq. 1)."""
+        xe = self.labeled_cross_entropy(views, step)
+        y = views["weak"]
+        teacher = step.forward(y, ema=True)
+        target = tf.stop_gradient(tf.nn.softmax(teacher))
+        m = mixing.beta_weights(len_static(y), beta=self.options.beta, seed=step.new_seed())
+        student = step.forward(mixing.mix(y, y[::-1], m), update_statistics=False)
+        xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(student), mixing.mix(target, target[::-1], m)))
+        weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, **pseudo_label_quality(teacher, views)}
+
+
+if __name__ == "__main__":
+    cli.main(ICT)

@@ -1,0 +1,39 @@
+"""Mean Teacher (Tarvainen & Valpola 2017): the average of the weights teaches the weights.
+
+    python -m cssl.mean_teacher --dataset=cifar10.3@40-1
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses
+from libml.options import option
+from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
+
+
+class MeanTeacher(SSLModel):
+    """Squared difference of the averaged network's prediction on one weak view and the network's on another."""
+
+    views_per_image = (2, 0)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ConsistencyOptions):
+        """Mean Teacher's own hyperparameter."""
+
+        consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up")
+
+    def compute_losses(self, views, step):
+        """H(label, p) + w(t) mean_k (q_k - p_k)^2, q from the averaged weights (Sec. 2)."""
+        xe = self.labeled_cross_entropy(views, step)
+        first, second = tf.split(views["weak"], 2)
+        teacher = step.forward(first, ema=True)  # in training mode: its statistics are those of the batch
+        student = step.forward(second, update_statistics=False)
+        target = tf.stop_gradient(tf.nn.softmax(teacher))
+        xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(student), target))
+        weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, **pseudo_label_quality(teacher, views)}
+
+
+if __name__ == "__main__":
+    cli.main(MeanTeacher)

@@ -1,0 +1,37 @@
+"""Pseudo-Label (Lee 2013): the network's own confident classes as labels, on the same weak view.
+
+    python -m cssl.pseudo_label --dataset=cifar10.3@40-1
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses
+from libml.options import option
+from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
+
+
+class PseudoLabel(SSLModel):
+    """Cross-entropy of a weak view with its own most probable class, where that is probable enough."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ConsistencyOptions):
+        """Pseudo-Label's own hyperparameters."""
+
+        consistency_weight: float = option(1.0, "weight of the pseudo-labels' loss after the warm-up")
+        threshold: float = option(0.95, "class probability above which an image has a pseudo-label")
+
+    def compute_losses(self, views, step):
+        """H(label, p) + w(t) [max p > threshold] H(argmax p, p)."""
+        xe = self.labeled_cross_entropy(views, step)
+        logits = step.forward(views["weak"], update_statistics=False)
+        mask = tf.cast(tf.reduce_max(tf.nn.softmax(logits), -1) > self.options.threshold, tf.float32)
+        xeu = tf.reduce_mean(losses.cross_entropy(logits, tf.argmax(logits, -1)) * mask)
+        weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask),
+                                   **pseudo_label_quality(logits, views, mask)}
+
+
+if __name__ == "__main__":
+    cli.main(PseudoLabel)

@@ -1,0 +1,59 @@
+"""UDA (Xie et al. 2020): the strong view should be given the sharpened distribution of the weak view.
+
+    python -m cssl.uda --dataset=cifar10.3@40-1
+"""
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cssl import cli
+from libml import losses
+from libml.options import option
+from libml.ssl import SSLModel, pseudo_label_quality
+
+
+class UDA(SSLModel):
+    """Divergence of the strong view from the weak one, where that is confident, with annealed training signals."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """UDA's own hyperparameters, as in FixMatch's comparison; the UDA paper: confidence 0.8, temperature 0.4."""
+
+        confidence: float = option(0.95, "beta: threshold on the largest class probability of the weak view")
+        temperature: float = option(1.0, "tau: of the sharpening of the weak view's distribution")
+        we: float = option(0.0, "weight of the entropy of the weak views")
+        tsa: str = option("no", "annealing of the training signal: labelled images above a rising probability are left "
+                          "out", choices=("no", "linear", "exp", "log"))
+
+    @classmethod
+    def presets(cls, labels):
+        """RandAugment with cutout."""
+        return {"augment": "d.d.rac"}
+
+    def compute_losses(self, views, step):
+        """[p_label <= eta] H(label, p) + wu [max q >= beta] KL(q^(1 / tau) || p) + we H(q)."""
+        options = self.options
+        x, weak, strong = self.forward_together(views, step)
+        xe = losses.cross_entropy(x, views["label"])
+        used = tf.cast(tf.exp(-xe) <= self.signal_threshold(step), tf.float32)
+        xe = tf.math.divide_no_nan(tf.reduce_sum(xe * used), tf.reduce_sum(used))
+
+        mask = losses.confidence_mask(tf.stop_gradient(tf.nn.softmax(weak)), options.confidence)
+        target = tf.stop_gradient(tf.nn.softmax(weak / options.temperature))
+        kl = tf.reduce_mean(losses.kl_divergence(target, strong) * mask)
+        entropy = tf.reduce_mean(losses.entropy(weak))
+        return (xe + options.wu * kl + options.we * entropy,
+                {"losses/xe": xe, "losses/xeu": kl, "losses/entropy": entropy, "monitors/mask": tf.reduce_mean(mask),
+                 "monitors/tsa": tf.reduce_mean(used), **pseudo_label_quality(weak, views, mask)})
+
+    def signal_threshold(self, step):
+        """eta rises from 1 / classes to 1 over the run; all images count without annealing."""
+        if self.options.tsa == "no":
+            return 1.0
+        time = step.ramp(self.total_images)
+        progress = {"linear": time, "exp": tf.exp(5 * (time - 1)), "log": 1 - tf.exp(-5 * time)}[self.options.tsa]
+        return progress * (1 - 1 / self.num_classes) + 1 / self.num_classes
+
+
+if __name__ == "__main__":
+    cli.main(UDA)

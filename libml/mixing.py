@@ -1,0 +1,80 @@
+"""Mixing of images and targets, interleaving of batches, rotations: stateless, and the same under XLA."""
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.special
+import tensorflow as tf
+
+_KNOTS = 1025  # of the quantile function; linear in between, to within 1e-4 of the exact weight
+
+
+def _bits(n: int, seed: tf.Tensor) -> tf.Tensor:
+    """Random integers [n] over all of int32, because XLA makes other floats of the same bits."""
+    return tf.random.stateless_uniform([n], seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
+
+
+def beta_weights(n: int, *, beta: float, seed: tf.Tensor) -> tf.Tensor:
+    """Mixing weights m = max(b, 1 - b) [n], b ~ Beta(beta, beta); beta = 0 is the limit m = 1.
+
+    By inverting the distribution function: TensorFlow's gamma draws, the usual way to Beta, do not compile with XLA.
+    The smaller part to the power of beta is nearly linear in the uniform number near 0: a small table of it is enough.
+    """
+    if not beta:
+        return tf.ones([n])
+    smaller = scipy.special.betaincinv(beta, beta, np.linspace(0, 0.5, _KNOTS))  # quantiles of 1 - m
+    table = tf.constant((2 * smaller) ** beta, tf.float32)
+    position = (tf.cast(_bits(n, seed), tf.float32) * 2.0 ** -32 + 0.5) * (_KNOTS - 1)
+    index = tf.minimum(tf.cast(position, tf.int32), _KNOTS - 2)
+    low, high = tf.gather(table, index), tf.gather(table, index + 1)
+    return 1 - 0.5 * (low + (high - low) * (position - tf.cast(index, tf.float32))) ** (1 / beta)
+
+
+def mix(a: tf.Tensor, b: tf.Tensor, m: tf.Tensor) -> tf.Tensor:
+    """m a + (1 - m) b with one weight m per row [n]."""
+    m = tf.reshape(m, [-1] + [1] * (len(a.shape) - 1))
+    return m * a + (1 - m) * b
+
+
+def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mixes images [n, H, W, C] and targets [n, K] with a shuffled copy of themselves (Zhang et al. 2018).
+
+    The weight of an image itself is at least that of its partner, so a row stays what it was, labelled or guessed
+    (Berthelot et al. 2019, Eq. 9). Join several batches to mix across them.
+    """
+    n = images.shape[0]
+    shuffle_seed, beta_seed = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+    partner = tf.argsort(_bits(n, shuffle_seed), stable=True)
+    m = beta_weights(n, beta=beta, seed=beta_seed)
+    return mix(images, tf.gather(images, partner), m), mix(targets, tf.gather(targets, partner), m)
+
+
+def interleave(batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Deals the rows of equal batches out so that each result has its like share of every one; undoes itself.
+
+    Row r of result j comes from row r of batch (r - j) mod the number of batches.
+    """
+    count, size = len(batches), batches[0].shape[0]
+    row = np.arange(size)
+    sources = [(row - j) % count * size + row for j in range(count)]
+    joined = tf.concat(batches, 0)
+    return [tf.gather(joined, source) for source in sources]
+
+
+def forward_interleaved(step, images: tf.Tensor, batch: int) -> tf.Tensor:
+    """Logits of images [n, …] in forward passes of `batch` images that are like mixtures of all of them.
+
+    Batch normalisation then sees the same kind of batch each time, and moves its averages with the first one only.
+    """
+    batches = interleave(tf.split(images, images.shape[0] // batch))
+    logits = [step.forward(part, update_statistics=i == 0) for i, part in enumerate(batches)]
+    return tf.concat(interleave(logits), 0)
+
+
+def rotate_quarters(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Turns the first quarter of the images by 0, the next by 90, 180 and 270 degrees; returns the turns [n] too."""
+    n, height, width = images.shape[:3]
+    if height != width:
+        raise ValueError(f"Rotations need square images, got {height}x{width}.")
+    turns = np.arange(n) * 4 // n
+    parts = tf.split(images, np.bincount(turns, minlength=4))
+    return tf.concat([tf.image.rot90(part, k) for k, part in enumerate(parts)], 0), tf.constant(turns, tf.int32)

@@ -1,0 +1,103 @@
+"""Trains every method on the handwritten digits and compares them with labels alone.
+
+    python scripts/bench_methods.py                     (about 15 methods x 3 splits; minutes each on 2 cores)
+    python scripts/bench_methods.py --methods cssl,mixmatch --seeds 1 --flags "--train_kimg=5"
+    python scripts/bench_methods.py --table             (only print what is finished)
+
+Runs go one after the other with the digits preset, each in a process of its own. A run that was stopped continues, a
+finished one is not repeated. Prints a Markdown table, or with `--json` the same numbers as JSON.
+"""
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from cssl import cli  # noqa: E402
+from libml import results  # noqa: E402
+from libml.errors import UserError  # noqa: E402
+
+BASELINE = "supervised"
+
+
+def finished_run(module: str, flags: list[str]) -> results.Run | None:
+    """Returns the run that a method's command makes, if it has reached its end."""
+    method = cli.method_class(module)
+    config, _ = cli.parse(method, [module, *flags])
+    run = results.read_run(cli.run_folder(method, config))
+    done = run.metrics[-1]["step"] if run.metrics else 0
+    return run if done >= config["train_kimg"] * 1024 else None
+
+
+def measure(runs: list[results.Run]) -> dict:
+    """Returns the results of a method over its runs: medians of the last 20 reports, median speed."""
+    row = {"runs": len(runs), "images_per_s": statistics.median(
+        report["images_per_s"] for run in runs for report in run.metrics if "images_per_s" in report)}
+    for metric in ("accuracy", "ece"):
+        values = [run.result(metric) for run in runs]
+        row[metric] = statistics.mean(values)
+        row[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else None
+    return row
+
+
+def table(rows: dict[str, dict]) -> str:
+    """Returns the rows as Markdown, best first, with the difference to labels alone."""
+    def cell(row, metric, digits):
+        std = row[f"{metric}_std"]
+        return f"{row[metric]:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+    lines = ["| method | accuracy | against labels alone | ECE | images/s | runs |", "|---|---|---|---|---|---|"]
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["accuracy"]):
+        gain = "" if BASELINE not in rows else f"{row['accuracy'] - rows[BASELINE]['accuracy']:+.2f}"
+        lines.append(f"| {cli.method_class(name).__name__} | {cell(row, 'accuracy', 2)} | {gain} | "
+                     f"{cell(row, 'ece', 4)} | {row['images_per_s']:.0f} | {row['runs']} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join(cli.method_modules()), help="modules of cssl, comma-separated")
+    parser.add_argument("--seeds", default="1,2,3", help="split seeds, comma-separated")
+    parser.add_argument("--labels", default="40", help="number of labels")
+    parser.add_argument("--train_dir", default="./experiments/methods", help="folder for the runs")
+    parser.add_argument("--flags", default="", help="further flags for every run, in one string")
+    parser.add_argument("--table", action="store_true", help="start nothing, print what is finished")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    arguments = parser.parse_args()
+    methods = arguments.methods.split(",")
+    unknown = sorted(set(methods) - set(cli.method_modules()))
+    if unknown:
+        raise UserError(f"Unknown methods {', '.join(unknown)}; there are {', '.join(cli.method_modules())}.")
+    rows, failed = {}, []
+    for method in methods:
+        done = []
+        for seed in arguments.seeds.split(","):
+            flags = [f"--dataset=digits.{seed}@{arguments.labels}-1",
+                     f"--train_dir={Path(arguments.train_dir).absolute()}", *shlex.split(arguments.flags)]
+            if cli.method_class(method).uses_all_labels:  # all splits are one: vary what else is random
+                flags.append(f"--seed={seed}")
+            run = finished_run(method, flags)
+            if run is None and not arguments.table:
+                command = [sys.executable, "-m", f"cssl.{method}", *flags]
+                print(f"$ {shlex.join(command[1:])}", file=sys.stderr, flush=True)
+                code = subprocess.run(command, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL).returncode
+                if code in (130, 143):  # stopped by a signal, its state saved
+                    return code
+                run = finished_run(method, flags)
+                failed += [f"{method} on split {seed}"] if run is None else []
+            done += [run] if run is not None else []
+        if done:
+            rows[method] = measure(done)
+    print(json.dumps(rows, indent=1) if arguments.json else table(rows))
+    for name in failed:
+        print(f"warning: {name} did not reach its end", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    cli.guarded(main)
