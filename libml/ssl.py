@@ -407,9 +407,11 @@ def len_static(tensor: tf.Tensor) -> int:
 
 
 def pseudo_label_quality(weak: tf.Tensor, views: dict, mask: tf.Tensor | None = None) -> Scalars:
-    """Accuracy of argmax(weak) against the held-back labels (-1: unknown), of all pseudo-labels and of those used.
+    """Compares the pseudo-labels argmax(weak) with the held-back labels (-1: unknown), of all and of the used images.
 
-    Without labels there is nothing to say. Of several views of the images, the first counts.
+    The used ones as two shares, of images that are used and of images that are used and right: their quotient is the
+    accuracy over any number of batches, also where a single batch uses none. Without labels there is nothing to say. Of
+    several views of the images, the first counts.
     """
     if "unlabeled_label" not in views:
         return {}
@@ -418,5 +420,5 @@ def pseudo_label_quality(weak: tf.Tensor, views: dict, mask: tf.Tensor | None = 
     known = tf.cast(labels >= 0, tf.float32)
     correct = known * tf.cast(tf.argmax(weak[:len_static(labels)], -1, labels.dtype) == labels, tf.float32)
     return {"monitors/pseudo_accuracy": tf.math.divide_no_nan(tf.reduce_sum(correct), tf.reduce_sum(known)),
-            "monitors/pseudo_accuracy_masked": tf.math.divide_no_nan(tf.reduce_sum(correct * mask),
-                                                                     tf.reduce_sum(known * mask))}
+            "monitors/pseudo_used": tf.reduce_mean(known * mask),
+            "monitors/pseudo_used_correct": tf.reduce_mean(correct * mask)}

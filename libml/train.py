@@ -321,6 +321,9 @@ class Trainer:
         sums = self.totals.numpy()
         scalars = {name: float(sums[i] / since) for i, name in enumerate(self.scalar_names)}
         self.totals.assign(tf.zeros_like(self.totals))
+        used, right = scalars.pop("monitors/pseudo_used", 0.0), scalars.pop("monitors/pseudo_used_correct", 0.0)
+        if used:
+            scalars["monitors/pseudo_accuracy_masked"] = right / used
         sample = self.data.unlabeled[:PSEUDO_LABEL_SAMPLE]
         images = np.asarray(self.data.images[sample])
         scores, test, guesses = evaluate(self.evaluator, self.data, images)

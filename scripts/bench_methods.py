@@ -5,7 +5,8 @@
     python scripts/bench_methods.py --table             (only print what is finished)
 
 Runs go one after the other with the digits preset, each in a process of its own. A run that was stopped continues, a
-finished one is not repeated. Prints a Markdown table, or with `--json` the same numbers as JSON.
+finished one is not repeated. scikit-learn's LabelSpreading (7 neighbours) on the same splits is one more row. Prints a
+Markdown table, or with `--json` the same numbers as JSON.
 """
 import argparse
 import json
@@ -15,13 +16,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+import numpy as np
+from sklearn.semi_supervised import LabelSpreading
 
-from cssl import cli  # noqa: E402
-from libml import results  # noqa: E402
-from libml.errors import UserError  # noqa: E402
+from cssl import cli
+from libml import calibration, data, results
+from libml.errors import UserError
 
 BASELINE = "supervised"
+SPREADING = "LabelSpreading (scikit-learn)"
 
 
 def finished_run(module: str, flags: list[str]) -> results.Run | None:
@@ -38,10 +41,31 @@ def measure(runs: list[results.Run]) -> dict:
     row = {"runs": len(runs), "images_per_s": statistics.median(
         report["images_per_s"] for run in runs for report in run.metrics if "images_per_s" in report)}
     for metric in ("accuracy", "ece"):
-        values = [run.result(metric) for run in runs]
-        row[metric] = statistics.mean(values)
-        row[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        row |= _statistics(metric, [run.result(metric) for run in runs])
     return row
+
+
+def label_spreading(names: list[str]) -> dict:
+    """Returns the results of scikit-learn's LabelSpreading on the pixels, with the same labelled images."""
+    accuracies, errors = [], []
+    for name in names:
+        dataset = data.load(name, ".")
+        def pixels(images):
+            return np.asarray(images)[..., 0].reshape(len(images), -1) / 255
+        labels = np.full(len(dataset.labels), -1)
+        labels[dataset.labeled] = dataset.labeled_classes
+        model = LabelSpreading(kernel="knn", n_neighbors=7).fit(pixels(dataset.images), labels)
+        with np.errstate(invalid="ignore"):  # an image no label has reached
+            probabilities = model.predict_proba(pixels(dataset.test_images))
+        probabilities = np.nan_to_num(probabilities, nan=1 / dataset.num_classes)
+        accuracies.append(100 * calibration.accuracy(probabilities, dataset.test_labels))
+        errors.append(calibration.expected_calibration_error(probabilities, dataset.test_labels))
+    return {"runs": len(names), "images_per_s": float("nan"), **_statistics("accuracy", accuracies),
+            **_statistics("ece", errors)}
+
+
+def _statistics(metric: str, values: list[float]) -> dict:
+    return {metric: statistics.mean(values), f"{metric}_std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def table(rows: dict[str, dict]) -> str:
@@ -53,7 +77,8 @@ def table(rows: dict[str, dict]) -> str:
     lines = ["| method | accuracy | against labels alone | ECE | images/s | runs |", "|---|---|---|---|---|---|"]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["accuracy"]):
         gain = "" if BASELINE not in rows else f"{row['accuracy'] - rows[BASELINE]['accuracy']:+.2f}"
-        lines.append(f"| {cli.method_class(name).__name__} | {cell(row, 'accuracy', 2)} | {gain} | "
+        title = name if name == SPREADING else cli.method_class(name).__name__
+        lines.append(f"| {title} | {cell(row, 'accuracy', 2)} | {gain} | "
                      f"{cell(row, 'ece', 4)} | {row['images_per_s']:.0f} | {row['runs']} |")
     return "\n".join(lines)
 
@@ -93,6 +118,7 @@ def main() -> int:
             done += [run] if run is not None else []
         if done:
             rows[method] = measure(done)
+    rows[SPREADING] = label_spreading([f"digits.{seed}@{arguments.labels}-1" for seed in arguments.seeds.split(",")])
     print(json.dumps(rows, indent=1) if arguments.json else table(rows))
     for name in failed:
         print(f"warning: {name} did not reach its end", file=sys.stderr)

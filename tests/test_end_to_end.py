@@ -1,0 +1,54 @@
+"""Real runs, three methods and two seeds, become a table, curves and a report with one command each."""
+import csv
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from cssl import cli
+from libml import results
+
+METHODS = ("cssl", "fixmatch", "supervised")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Six small runs, made by the program itself (in this process, to save start-up time)."""
+    folder = tmp_path_factory.mktemp("runs")
+    for module in METHODS:
+        for seed in (1, 2):
+            argv = [f"cssl/{module}.py", f"--dataset=digits.{seed}@40-1", "--batch=8", "--uratio=2", "--filters=4",
+                    "--train_steps=16", "--report_kimg=0.0625", f"--train_dir={folder}"]
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit_:
+                patch.setattr(sys, "argv", argv)
+                cli.main(cli.method_class(module))
+            assert exit_.value.code == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_runs_become_table_curves_and_report(runs, command, tmp_path):
+    found = [results.read_run(path) for path in results.find_runs([runs])]
+    assert len(found) == 6 and all(run.finished and not run.problems for run in found)
+
+    table = command("scripts/accuracy_table.py", runs, "--metric=accuracy", "--format=csv").stdout
+    rows = {row[0]: row for row in csv.reader(io.StringIO(table)) if row}
+    for method in ("CSSL", "FixMatch", "Supervised"):
+        values = [run.result("accuracy") for run in found if run.method == method]
+        assert len(values) == 2
+        mean, std, seeds = map(float, rows[method][1:])
+        assert (mean, std, seeds) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)), 2)
+
+    command("scripts/plot.py", "curves", runs, "-o", tmp_path / "curves")
+    assert (tmp_path / "curves.png").stat().st_size > 5000 and (tmp_path / "curves.svg").exists()
+
+    command("scripts/report.py", runs, "-o", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for text in ("CSSL", "FixMatch", "Supervised", "digits.2@40-1", "<img", "--filters=4"):
+        assert text in page, text
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+    for kind in ("accuracy", "ece"):
+        command(f"scripts/extract_{kind}.py", runs)
+        assert len(list(runs.rglob(f"stats/{kind}.json"))) == 6
