@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from cssl import cli
-from libml import losses, optim
+from libml import losses, mixing, optim
 from libml.options import option
 from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
 
@@ -49,7 +49,7 @@ class VAT(SSLModel):
 
     def worst_direction(self, y, teacher, step):
         """Unit vector per image in which the divergence grows fastest: one power iteration (Sec. 3.3)."""
-        start = unit(tf.random.stateless_normal(y.shape, step.new_seed(), alg="philox"))
+        start = unit(mixing.normal(y.shape, step.new_seed()))
         with tf.GradientTape() as tape:
             tape.watch(start)
             student = step.forward(y + XI * start, update_statistics=False)

@@ -1,4 +1,4 @@
-"""Mixing of images and targets, interleaving of batches, rotations: stateless, and the same under XLA."""
+"""Mixing of images and targets, interleaving of batches, rotations, noise: stateless, and the same under XLA."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,9 +8,15 @@ import tensorflow as tf
 _KNOTS = 1025  # of the quantile function; linear in between, to within 1e-4 of the exact weight
 
 
-def _bits(n: int, seed: tf.Tensor) -> tf.Tensor:
-    """Random integers [n] over all of int32, because XLA makes other floats of the same bits."""
-    return tf.random.stateless_uniform([n], seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
+def _bits(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Random integers over all of int32, because XLA makes other floats of the same bits."""
+    return tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
+
+
+def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Standard normal numbers, by inverting their distribution function."""
+    inside = 2.0 ** -31 * (1 - 2.0 ** -23)  # never quite -1 or 1, where the inverse is infinite
+    return 2 ** 0.5 * tf.math.erfinv(tf.cast(_bits(shape, seed), tf.float32) * inside)
 
 
 def beta_weights(n: int, *, beta: float, seed: tf.Tensor) -> tf.Tensor:
@@ -23,7 +29,7 @@ def beta_weights(n: int, *, beta: float, seed: tf.Tensor) -> tf.Tensor:
         return tf.ones([n])
     smaller = scipy.special.betaincinv(beta, beta, np.linspace(0, 0.5, _KNOTS))  # quantiles of 1 - m
     table = tf.constant((2 * smaller) ** beta, tf.float32)
-    position = (tf.cast(_bits(n, seed), tf.float32) * 2.0 ** -32 + 0.5) * (_KNOTS - 1)
+    position = (tf.cast(_bits([n], seed), tf.float32) * 2.0 ** -32 + 0.5) * (_KNOTS - 1)
     index = tf.minimum(tf.cast(position, tf.int32), _KNOTS - 2)
     low, high = tf.gather(table, index), tf.gather(table, index + 1)
     return 1 - 0.5 * (low + (high - low) * (position - tf.cast(index, tf.float32))) ** (1 / beta)
@@ -43,7 +49,7 @@ def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor
     """
     n = images.shape[0]
     shuffle_seed, beta_seed = tf.unstack(tf.random.split(seed, 2, alg="philox"))
-    partner = tf.argsort(_bits(n, shuffle_seed), stable=True)
+    partner = tf.argsort(_bits([n], shuffle_seed), stable=True)
     m = beta_weights(n, beta=beta, seed=beta_seed)
     return mix(images, tf.gather(images, partner), m), mix(targets, tf.gather(targets, partner), m)
 
@@ -76,5 +82,7 @@ def rotate_quarters(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     if height != width:
         raise ValueError(f"Rotations need square images, got {height}x{width}.")
     turns = np.arange(n) * 4 // n
-    parts = tf.split(images, np.bincount(turns, minlength=4))
-    return tf.concat([tf.image.rot90(part, k) for k, part in enumerate(parts)], 0), tf.constant(turns, tf.int32)
+    a, b, c, d = tf.split(images, np.bincount(turns, minlength=4))
+    swap = [0, 2, 1, 3]  # rows and columns; tf.image.rot90 would add assertions and branches to the graph
+    rotated = [a, tf.transpose(b, swap)[:, ::-1], c[:, ::-1, ::-1], tf.transpose(d[:, ::-1], swap)]
+    return tf.concat(rotated, 0), tf.constant(turns, tf.int32)

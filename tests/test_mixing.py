@@ -23,7 +23,7 @@ def test_weights_have_the_distribution_of_the_larger_part(beta):
 @pytest.mark.parametrize("beta", [0.3, 0.75, 3.0])
 def test_weights_are_the_quantiles_of_their_uniform_numbers(beta):
     """The table's error stays below 1e-5 between its knots but for the rare first cell."""
-    bits = mixing._bits(500, SEED).numpy().astype(np.float64) * 2.0 ** -32 + 0.5
+    bits = mixing._bits([500], SEED).numpy().astype(np.float64) * 2.0 ** -32 + 0.5
     exact = scipy.stats.beta.isf(0.5 * bits, beta, beta)
     np.testing.assert_allclose(mixing.beta_weights(500, beta=beta, seed=SEED), exact, atol=2e-5)
 
@@ -37,6 +37,20 @@ def test_weights_are_keyed_and_the_same_compiled():
     assert (first != draw(SEED + 1).numpy()).mean() > 0.9
     np.testing.assert_allclose(first, tf.function(draw, jit_compile=True)(SEED), atol=1e-6)
     np.testing.assert_array_equal(mixing.beta_weights(5, beta=0.0, seed=SEED), np.ones(5))
+
+
+def test_normal_numbers():
+    x = mixing.normal([100, 200], SEED).numpy()
+    assert np.isfinite(x).all() and scipy.stats.kstest(x.ravel(), "norm").pvalue > 1e-3
+    np.testing.assert_array_equal(x, mixing.normal([100, 200], SEED))
+    compiled = tf.function(lambda seed: mixing.normal([100, 200], seed), jit_compile=True)(SEED)
+    np.testing.assert_allclose(x, compiled, atol=1e-4)
+
+
+def test_normal_numbers_are_finite_at_the_ends(monkeypatch):
+    ends = tf.constant([-2 ** 31, 2 ** 31 - 1], tf.int32)
+    monkeypatch.setattr(mixing, "_bits", lambda shape, seed: ends)
+    assert np.isfinite(mixing.normal([2], SEED)).all()
 
 
 def test_mixup_mixes_images_and_targets_alike_with_a_permutation():
