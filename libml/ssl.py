@@ -1,4 +1,5 @@
 """The semi-supervised model: one training step with its augmentation, loss, SGD, averages and probe."""
+import hashlib
 import inspect
 import math
 from collections.abc import Sequence
@@ -337,6 +338,13 @@ class SSLModel(keras.Model):
         if self.augmenter is not None and self.augmenter.uses_probe:
             items["rates"] = self.augmenter.rates
         return items
+
+    def fingerprint(self) -> str:
+        """Returns a hash of everything in the checkpoint: equal if and only if two models are, bit by bit."""
+        digest = hashlib.sha256()
+        for variable in tf.nest.flatten(self.checkpoint_items()):
+            digest.update(variable.numpy().tobytes())
+        return digest.hexdigest()
 
 
 def len_static(tensor: tf.Tensor) -> int:

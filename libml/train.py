@@ -16,10 +16,12 @@ from tqdm import tqdm
 from libml import calibration, results
 from libml.augment import OPS, to_float
 from libml.data import SSLData, batches
+from libml.distribute import Council
 from libml.errors import UserError
 from libml.options import option
 from libml.ssl import SSLModel
 
+CHECKPOINT = "model.ckpt"
 CAPACITY = 64  # scalars a step may return
 PSEUDO_LABEL_SAMPLE = 512  # unlabelled images whose pseudo-labels are kept for the report page
 
@@ -181,6 +183,7 @@ class Trainer:
         self.scalar_names: list[str] = []
         self.totals = tf.Variable(tf.zeros([CAPACITY], tf.float64), trainable=False)  # sums since the last report
         self.evaluator = Evaluator(model, strategy)
+        self.council = Council(strategy)
         self.checkpoint = checkpoint_of(model, totals=self.totals)
         self.metrics_file = folder / "metrics.jsonl"
         self.writer = None
@@ -188,7 +191,7 @@ class Trainer:
         for part in ("tf", "stats") if is_chief else ():
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.manager = tf.train.CheckpointManager(self.checkpoint, str(folder / "tf"), max_to_keep=options.keep_ckpt,
-                                                  checkpoint_name="model.ckpt")
+                                                  checkpoint_name=CHECKPOINT)
 
     def say(self, text: str) -> None:
         """Writes a line to the terminal, without tearing the progress bar, and to the log file."""
@@ -201,8 +204,16 @@ class Trainer:
 
     def restore(self) -> int:
         """Continues from the newest readable checkpoint; returns the number of updates done."""
-        path = restore_newest(self.checkpoint, list(self.manager.checkpoints), self.say)
-        updates = int(self.model.updates.numpy())
+        path = None
+        if self.is_chief:
+            path = restore_newest(self.checkpoint, list(self.manager.checkpoints), self.say)
+        updates = int(self.council.hear(self.model.updates.numpy())[0, 0])  # all continue where the chief does
+        if updates and not self.is_chief:
+            path = str(self.folder / "tf" / f"{CHECKPOINT}-{updates * self.batch}")
+            if not Path(path + ".index").exists():
+                raise UserError(f"Worker {self.council.index} does not find {path}, where the chief continues: "
+                                "--train_dir must be a folder that all machines share.")
+            restore_newest(self.checkpoint, [path], self.say)
         if self.is_chief:
             self._forget_after(updates * self.batch)
         if path:
@@ -265,6 +276,9 @@ class Trainer:
         if updates < self.total_updates:
             with _signals() as signals:
                 self._train(updates, signals)
+            self.council.hear()  # nobody leaves before the chief has written the last checkpoint
+        if not self.is_chief:
+            return {}
         reports = results.read_run(self.folder).metrics
         return {name: results.medians([report[name] for report in reports]) for name in ("accuracy", "ece")}
 
@@ -293,11 +307,15 @@ class Trainer:
                     self._report(updates, rate, started, first)
                     busy, seen = 0.0, 0
                     self._save_on_grid(updates)
-                if signals:
+                # Clocks and signals differ between processes, but all must stop, or go on, by the same updates.
+                said = self.council.hear(chunk, signals[0] if signals else 0)
+                chunk, stop = int(said[:, 0].min()), int(said[:, 1].max())
+                if stop:
                     self.save(updates)
-                    self.say(f"Stopped by {signal.Signals(signals[0]).name} after {updates} updates; state saved in "
+                    self.say(f"Stopped by {signal.Signals(stop).name} after {updates} updates; state saved in "
                              f"{self.folder / 'tf'}. The same command continues.")
-                    raise Interrupted(signals[0])
+                    self.council.hear()
+                    raise Interrupted(stop)
         self._bar = None
 
     def _progress(self, count: int, updates: int, busy: float, seen: int, per_update: int) -> None:
