@@ -1,10 +1,11 @@
 """Where a run computes: one device, all devices of a machine, or several machines; and what its processes agree on."""
+import faulthandler
 import json
 import re
-import time
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from libml.errors import UserError
 from libml.options import option
 
 FIRST_PORT, PORTS = 12000, 20000  # below the range from which systems take ports for outgoing connections
+START_SECONDS = 600
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
 
 
@@ -162,7 +164,13 @@ def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster["cluster"]), task_type=task["type"], task_id=int(task["index"]),
         num_accelerators={"GPU": gpus}, rpc_layer="grpc")
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    print(f"Waiting up to {START_SECONDS} s for all of {resolver.cluster_spec().as_dict()}", file=sys.stderr, flush=True)
+    # TensorFlow would wait for an hour, deaf to signals and holding Python's lock; faulthandler needs no lock.
+    faulthandler.dump_traceback_later(START_SECONDS, exit=True)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
@@ -200,6 +208,11 @@ class Council:
 
         self._run = run
 
+    def part(self) -> None:
+        """Waits for all processes a last time; one that has left already does not matter any more."""
+        with suppress(tf.errors.OpError):
+            self.hear(0)
+
     def hear(self, *values: float) -> np.ndarray:
         """Returns the values of all processes, [workers, values]; all must call with as many."""
         if self.workers == 1:
@@ -223,5 +236,7 @@ def watch(strategy: tf.distribute.Strategy) -> Iterator[None]:
     except tf.errors.OpError as error:
         if worker_count(strategy) == 1:
             raise
-        print("DEBUG", time.time(), type(error), str(error)[:1500], flush=True)
-        raise WorkerLost("lost") from error
+        reason = error.message.strip().splitlines()[0][:150]
+        raise WorkerLost(f"Worker {worker_index(strategy)} lost touch with another process of the run, which ended or "
+                         f"cannot be reached ({reason}). Start all of them again: the same command continues from the "
+                         "last checkpoint.") from error

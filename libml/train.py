@@ -276,7 +276,7 @@ class Trainer:
         if updates < self.total_updates:
             with _signals() as signals:
                 self._train(updates, signals)
-            self.council.hear()  # nobody leaves before the chief has written the last checkpoint
+            self.council.part()  # nobody leaves before the chief has written the last checkpoint
         if not self.is_chief:
             return {}
         reports = results.read_run(self.folder).metrics
@@ -314,7 +314,7 @@ class Trainer:
                     self.save(updates)
                     self.say(f"Stopped by {signal.Signals(stop).name} after {updates} updates; state saved in "
                              f"{self.folder / 'tf'}. The same command continues.")
-                    self.council.hear()
+                    self.council.part()
                     raise Interrupted(stop)
         self._bar = None
 
