@@ -3,6 +3,10 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# Every method module is a command: `cssl`, `cssl-fixmatch`, `cssl-mean-teacher`, …
+METHODS = [path.stem for path in Path(__file__).parent.glob("cssl/*.py") if path.stem not in ("__init__", "cli")]
+COMMANDS = ["cssl" if name == "cssl" else f"cssl-{name.replace('_', '-')}" for name in sorted(METHODS)]
+
 setup(
     name="cssl",
     version="0.1.0",
@@ -12,6 +16,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
     python_requires=">=3.10",
+    entry_points={"console_scripts": [f"{command} = cssl.cli:console" for command in COMMANDS]},
     install_requires=[
         "absl-py>=2.0",  # the flags users of FixMatch know
         "importlib_resources",  # tensorflow-datasets needs it and does not declare it

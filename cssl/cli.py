@@ -21,7 +21,7 @@ def _import_tensorflow() -> None:
     start-up messages go straight to file descriptor 2, where they would bury ours; they are shown if the import fails.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0":
         return  # the user wants to see everything
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -107,8 +107,8 @@ GROUPS = {"data": DataOptions, "network": NetworkOptions, "augmentation": Augmen
 # What a dataset changes where the user said nothing. Digits: a small net and fast averages, minutes on a CPU.
 PRESETS = {
     "cifar100": {"filters": 128, "wd": 0.001},
-    "digits": {"filters": 16, "repeat": 1, "batch": 32, "ema": 0.98, "bn_momentum": 0.98, "train_kimg": 30.0,
-               "report_kimg": 1.0, "save_kimg": 5.0, "keep_ckpt": 2},
+    "digits": {"filters": 16, "repeat": 1, "scales": 3, "batch": 32, "ema": 0.98, "bn_momentum": 0.98,
+               "train_kimg": 30.0, "report_kimg": 0.5, "save_kimg": 5.0, "keep_ckpt": 2},
 }
 
 # Always part of a run folder's name, as in the original; everything else appears where it differs from its default.
@@ -147,7 +147,7 @@ def method_class(module: str) -> type[SSLModel]:
 
 def console(module: str | None = None) -> None:
     """Runs a method by name; as an installed command, by the name of the command."""
-    main(method_class(module or Path(sys.argv[0]).stem.replace("-", "_")))
+    main(method_class(module or Path(sys.argv[0]).stem.removeprefix("cssl-").replace("-", "_")))
 
 
 def main(method: type[SSLModel]) -> None:
@@ -333,9 +333,10 @@ def _main(method: type[SSLModel], argv: list[str]) -> int:
     config, preset = parse(method, argv)
     if config["eval_ckpt"]:
         return evaluate_checkpoint(method, config)
-    strategy = distribute.create_strategy(options_of(ScaleOptions, config),
-                                          distribute.find_cluster(config["strategy"], os.environ))
+    scale = options_of(ScaleOptions, config)
+    strategy = distribute.create_strategy(scale, distribute.find_cluster(scale.strategy, os.environ))
     with distribute.watch(strategy):
+        distribute.check_jit(scale, strategy.num_replicas_in_sync)
         check_batch(config["batch"], strategy.num_replicas_in_sync)
         distribute.check_same(strategy, {k: v for k, v in config.items() if k not in ("data_dir", "train_dir")})
         return train(method, config, preset, strategy)
@@ -391,7 +392,7 @@ def conclude(trainer: Trainer, result: dict, seconds: float) -> None:
     """Prints the result and what to do next."""
     results.write_stats(results.read_run(trainer.folder))
     reports = len(results.read_run(trainer.folder).metrics)
-    trainer.say(f"Finished: {trainer.total_updates} updates done, {format_seconds(seconds)} in this session.")
+    trainer.say(f"Finished after {trainer.total_updates} updates; this process took {format_seconds(seconds)}.")
     trainer.say(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
                 f"{len(trainer.data.test_labels)} test images):"
                 f" accuracy {result['accuracy']['last20']:.2f} %, ECE {result['ece']['last20']:.4f}")
@@ -426,7 +427,7 @@ def evaluate_checkpoint(method: type[SSLModel], config: dict) -> int:
     model = build_model(method, config, data)
     try:
         checkpoint_of(model).read(prefix).expect_partial().assert_existing_objects_matched()
-    except (tf.errors.OpError, AssertionError, ValueError) as error:
+    except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {prefix} cannot be read as {method.__name__} on {config['dataset']} ({reason}).") \
             from error

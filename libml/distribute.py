@@ -136,6 +136,8 @@ def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribut
     """Creates the strategy; must be the first thing in a process that makes TensorFlow use its devices."""
     if options.num_devices < 0:
         raise UserError(f"--num_devices={options.num_devices}: expected 0 or more.")
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     if options.num_devices > len(gpus) > 0:
         raise UserError(f"--num_devices={options.num_devices}, but {len(gpus)} GPUs are visible.")
@@ -218,6 +220,13 @@ class Council:
         if self.workers == 1:
             return np.array([values], np.float64)
         return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
+
+
+def check_jit(options: ScaleOptions, replicas: int) -> None:
+    """Raises UserError where XLA would have to compile communication between replicas."""
+    if options.jit and options.sync_bn and replicas > 1:
+        raise UserError(f"--jit cannot compile --sync_bn's communication between {replicas} replicas; leave out one of "
+                        "the two.")
 
 
 def check_same(strategy: tf.distribute.Strategy, config: dict) -> None:

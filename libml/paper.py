@@ -10,7 +10,8 @@ from typing import NamedTuple
 FULL_KIMG = 1 << 16  # 2^20 updates of 64 images
 
 # What the paper states for FixMatch and its relatives; `compare` names every deviation of a run.
-PROTOCOL = {"batch": 64, "uratio": 7, "lr": 0.03, "wu": 1, "wd": 5e-4, "filters": 32, "repeat": 4, "augment": "d.d.d"}
+PROTOCOL = {"batch": 64, "uratio": 7, "lr": 0.03, "wu": 1, "wd": 5e-4, "filters": 32, "repeat": 4, "augment": "d.d.d",
+            "ema": 0.999, "bn_momentum": 0.999}  # the last two from its program
 _CIFAR100 = {"wd": 1e-3, "filters": 128}
 
 
@@ -158,6 +159,11 @@ UPSMatch | 10.48±2.11 | 0.058±0.010 | 4.92±0.39 | 0.027±0.003 | 3.81±1.99 |
 )}
 
 
+def horizon(config: dict) -> float | None:
+    """Returns the length in kimg of a run's cosine: that of the run unless it has one of its own."""
+    return config.get("schedule_kimg") or config.get("train_kimg")
+
+
 def same(ours, theirs) -> bool:
     """Whether two settings agree; numbers but for rounding."""
     number = (int, float)
@@ -171,8 +177,7 @@ def compare(config: dict, column: Column, tables: tuple[str, ...] = tuple(TABLES
 
     `config` is a run's configuration. Settings it does not have are not compared. Of equally near cells the first wins.
     """
-    # A run without a horizon of its own has that of its length.
-    config = {**config, "schedule_kimg": config.get("schedule_kimg") or config.get("train_kimg")}
+    config = {**config, "schedule_kimg": horizon(config)}
     found = []
     for table in (TABLES[name] for name in tables):
         for row in table.rows:

@@ -20,7 +20,7 @@ LAST = (1, 10, 20, 50)
 METRICS = ("error", "accuracy", "ece")
 
 # Where and how a run is made, not what is computed: never a reason for a row of its own.
-_INCIDENTAL = frozenset({"dataset", "seed", "data_dir", "train_dir", "rerun", "report_kimg", "save_kimg", "keep_ckpt",
+INCIDENTAL = frozenset({"dataset", "seed", "data_dir", "train_dir", "rerun", "report_kimg", "save_kimg", "keep_ckpt",
                          "eval_ckpt", "method"})
 
 
@@ -41,8 +41,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last report is that of the last update."""
-        return bool(self.metrics) and self.metrics[-1]["step"] >= self.config.get("train_kimg", math.inf) * 1024
+        """Whether the last report is that of the last update (a length need not be a whole number of batches)."""
+        left = self.config.get("train_kimg", math.inf) * 1024 - (self.metrics[-1]["step"] if self.metrics else 0)
+        return bool(self.metrics) and left < self.config.get("batch", 1)
 
     @property
     def method(self) -> str:
@@ -190,7 +191,7 @@ def row_labels(runs: list[Run]) -> list[str]:
     for run in runs:
         name = run.dataset
         for key, value in run.config.items():
-            if key not in _INCIDENTAL:
+            if key not in INCIDENTAL:
                 values[run.method, name.dataset, name.labels][key].add(json.dumps(value))
     differing = defaultdict(set)
     for (method, *_), settings in values.items():
@@ -210,27 +211,28 @@ def summarise(runs: list[Run], metrics: Iterable[str] = ("error",), expected_see
     Unfinished runs are left out (unless `unfinished`) and named in the notes, as are missing seeds and damaged files.
     """
     metrics, expected_seeds, notes = tuple(metrics), sorted(set(expected_seeds)), []
-    usable = []
     for run in runs:
         notes += [f"{run.path}: {problem}" for problem in run.problems]
         if run.config and run.metrics and not run.finished:
             notes.append(f"{run.path}: unfinished ({run.progress()}), {'included' if unfinished else 'left out'}")
-        if run.config and run.metrics and (run.finished or unfinished):
-            usable.append(run)
+    known = [run for run in runs if run.config]
     groups = defaultdict(lambda: defaultdict(list))
-    for run, label in zip(usable, row_labels(usable), strict=True):
+    for run, label in zip(known, row_labels(known), strict=True):
         name = run.dataset
         groups[label, name.dataset, name.labels][name.seed].append(run)
     cells = {}
-    for (label, dataset, labels), by_seed in groups.items():
+    for (label, dataset, labels), all_by_seed in groups.items():
         place = f"{label} on {dataset}@{labels or 'all'}"
-        missing = [seed for seed in expected_seeds if seed not in by_seed]
+        missing = [seed for seed in expected_seeds if seed not in all_by_seed]
         if missing:
-            notes.append(f"{place}: no finished run of split seed {', '.join(map(str, missing))}")
+            notes.append(f"{place}: no run of split seed {', '.join(map(str, missing))}")
+        usable = {seed: [run for run in same if run.metrics and (run.finished or unfinished)]
+                  for seed, same in sorted(all_by_seed.items())}
+        by_seed = {seed: same for seed, same in usable.items() if same}
         notes += [f"{place}: {len(same)} runs of split seed {seed}, counted once by their mean: "
                   + ", ".join(str(run.path) for run in same) for seed, same in by_seed.items() if len(same) > 1]
         for metric in metrics:
-            values = {seed: np.mean([run.result(metric) for run in same]) for seed, same in sorted(by_seed.items())}
+            values = {seed: np.mean([run.result(metric) for run in same]) for seed, same in by_seed.items()}
             for seed in [seed for seed, value in values.items() if math.isnan(value)]:
                 notes.append(f"{place}, split seed {seed}: no {metric} was reported")
                 del values[seed]

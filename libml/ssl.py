@@ -163,7 +163,7 @@ class SSLModel(keras.Model):
             self.good_steps = state("good_steps", (), "zeros", "int64")
         self.loss_scaling = loss_scaling
         self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
-        self._gradients = tf.function(self._compute_gradients, jit_compile=True) if jit else self._compute_gradients
+        self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True)
         self.built = True
 
     def _class_prior(self) -> np.ndarray:
@@ -251,9 +251,7 @@ class SSLModel(keras.Model):
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
         updates = tf.convert_to_tensor(self.updates)
         lr = self.learning_rate(updates * self.options.batch)
-        tensors = {key: value for key, value in views.items() if key not in ("policy", "probe")}
-        gradients, scalars, statistics, prediction = average_over_replicas(
-            self._gradients(tensors, fold_in(self.step_seed(), 2)))
+        gradients, scalars, statistics, prediction = average_over_replicas(self._gradients(views))
         scalars["monitors/lr"] = lr
 
         weights = values_of(self.network.trainable_variables)
@@ -279,10 +277,19 @@ class SSLModel(keras.Model):
         assign_all([*variables, self.updates], [*new, updates + 1])
         return scalars
 
+    def trial_loss(self, batch: dict) -> tf.Tensor:
+        """Returns the loss of a batch on this replica and changes nothing: shows whether the step can be compiled."""
+        return self._gradients(self.make_views(batch))[1]["losses/total"]
+
     def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
         """lr * cos(7 pi / 16 * images / horizon)."""
         progress = tf.cast(images_seen, tf.float32) / self.total_images
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
+
+    def _gradients(self, views: dict):
+        tensors = {key: value for key, value in views.items() if key not in ("policy", "probe")}
+        compute = self._compiled if self.jit else self._compute_gradients
+        return compute(tensors, fold_in(self.step_seed(), 2))
 
     def _compute_gradients(self, views: dict, seed: tf.Tensor):
         """Forward and backward pass of one replica: gradients, scalars, batch-norm statistics, mean prediction."""
@@ -353,9 +360,13 @@ def len_static(tensor: tf.Tensor) -> int:
 
 
 def pseudo_label_quality(weak: tf.Tensor, mask: tf.Tensor, labels: tf.Tensor) -> Scalars:
-    """Accuracy of the pseudo-labels argmax(weak) against the held-back labels (-1: unknown), of all and of the used."""
+    """Compares the pseudo-labels argmax(weak) with the held-back labels (-1: unknown), of all and of the used images.
+
+    The used ones as two shares, of images that are used and of images that are used and right: their quotient is the
+    accuracy over any number of batches, also where a single batch uses none.
+    """
     known = tf.cast(labels >= 0, tf.float32)
     correct = known * tf.cast(tf.argmax(weak, -1, labels.dtype) == labels, tf.float32)
     return {"monitors/pseudo_accuracy": tf.math.divide_no_nan(tf.reduce_sum(correct), tf.reduce_sum(known)),
-            "monitors/pseudo_accuracy_masked": tf.math.divide_no_nan(tf.reduce_sum(correct * mask),
-                                                                     tf.reduce_sum(known * mask))}
+            "monitors/pseudo_used": tf.reduce_mean(known * mask),
+            "monitors/pseudo_used_correct": tf.reduce_mean(correct * mask)}

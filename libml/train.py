@@ -142,9 +142,9 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], say: Calla
     """Restores the newest checkpoint that can be read, warning about damaged ones; None if there is none."""
     for path in reversed(paths):
         try:
-            checkpoint.read(path).assert_consumed()
+            checkpoint.restore(path).assert_consumed()
             return path
-        except (tf.errors.OpError, AssertionError, ValueError) as error:
+        except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
             reason = str(error).strip().splitlines()[0][:150]
             say(f"warning: checkpoint {path} is damaged ({reason}); trying the one before.")
     if paths:
@@ -261,6 +261,17 @@ class Trainer:
 
         return run
 
+    def _try_jit(self, updates: int) -> None:
+        """Compiles the step before anything depends on it; goes on without XLA if it cannot."""
+        run = tf.function(lambda batch: self.strategy.run(self.model.trial_loss, args=(batch,)))
+        try:
+            run(next(self._batches(updates)))
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
+            reason = next((line for line in error.message.splitlines() if "nsupported" in line or "XLA" in line),
+                          error.message.splitlines()[0])
+            self.say(f"warning: XLA cannot compile this step ({reason.strip()[:300]}); continuing without --jit.")
+            self.model.jit = False
+
     def _batches(self, start: int):
         def make(context: tf.distribute.InputContext):
             local = self.strategy.num_replicas_in_sync // context.num_input_pipelines
@@ -277,12 +288,16 @@ class Trainer:
             with _signals() as signals:
                 self._train(updates, signals)
             self.council.part()  # nobody leaves before the chief has written the last checkpoint
+        else:
+            self.say(f"This run is finished: {updates} updates were done before.")
         if not self.is_chief:
             return {}
         reports = results.read_run(self.folder).metrics
         return {name: results.medians([report[name] for report in reports]) for name in ("accuracy", "ece")}
 
     def _train(self, updates: int, signals: list[int]) -> None:
+        if self.model.jit:
+            self._try_jit(updates)
         iterator, run = self._batches(updates), self._step_function()
         per_update = self.batch * (1 + self.uratio)
         chunk, busy, seen = 1, 0.0, 0
@@ -337,6 +352,9 @@ class Trainer:
         sums = self.totals.numpy()
         scalars = {name: float(sums[i] / since) for i, name in enumerate(self.scalar_names)}
         self.totals.assign(tf.zeros_like(self.totals))
+        used, right = scalars.pop("monitors/pseudo_used", 0.0), scalars.pop("monitors/pseudo_used_correct", 0.0)
+        if used:
+            scalars["monitors/pseudo_accuracy_masked"] = right / used
         sample = self.data.unlabeled[:PSEUDO_LABEL_SAMPLE]
         images = np.asarray(self.data.images[sample])
         scores, test, guesses = evaluate(self.evaluator, self.data, images)

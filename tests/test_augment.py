@@ -152,13 +152,9 @@ def test_draws_are_uniform():
 
 # Policies and whole pipelines against Pillow --------------------------------------------------------------------------
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_mixed_policies(compiled):
-    images, policy = random_images(120), random_policy(OPS, 120, 2)
-    run = tf.function(functools.partial(run_policy, OPS, compiled=compiled), jit_compile=compiled, autograph=False)
-    assert np.array_equal(run(images, policy), pillow_policy(OPS, images, policy))
-    alone = {"ops": tf.fill([120, 2], list(OPS).index("invert")), "params": policy["params"]}  # all lanes to one op
-    assert np.array_equal(run(images, alone), pillow_policy(OPS, images, alone))
+def test_mixed_policies():
+    images, policy = random_images(120), random_policy(OPS, 120, 3)
+    assert np.array_equal(run_policy(OPS, images, policy), pillow_policy(OPS, images, policy))
 
 
 def test_every_pair_of_rand_augment_ops():
@@ -183,6 +179,9 @@ def test_pipeline_on_real_images(spec, jit_compile):
         draws = augmenter.draw_strong(len(images), seed_of(s, 1))
         assert view.dtype == np.float32 and np.abs(view).max() <= 1
         assert np.array_equal(view, augmenter.strong_reference(images, draws))  # bit for bit
+    lopsided = draws | {"ops": tf.ones_like(draws["ops"]) * [1, 2]}  # one operation has all images, the others none
+    view = augmenter.strong_view(images, lopsided)
+    assert np.array_equal(view, augmenter.strong_reference(images, lopsided))
 
 
 @pytest.mark.parametrize("spec", ["d.d.ra", "x.m.r3_9_40", "d.d.x", "m.x.d", "d.d.r1_1_100"])
@@ -323,13 +322,13 @@ def test_update_is_sequential(crowded):
         np.testing.assert_allclose(augmenter.rates, expected, rtol=0, atol=1e-6, err_msg=str(repetition))
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_make_one_update(replicas):
+def test_replicas_make_one_update():
+    replicas = 2  # the same number in all tests of a process: TensorFlow cannot regroup devices for its collectives
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     assert len(devices) >= replicas, "several logical CPU devices must be configured before TensorFlow starts"
     strategy = tf.distribute.MirroredStrategy(devices[:replicas])
     with strategy.scope():
-        augmenter = Augmenter("d.d.d", jit_compile=replicas == 2, **DIGITS)
+        augmenter = Augmenter("d.d.d", **DIGITS)
     images, steps, n = random_images(8), 3, 8
     probabilities, labels = random_predictions(n * replicas)
     sliced = tf.reshape(probabilities, [replicas, n, 10]), tf.reshape(tf.constant(labels), [replicas, n])
@@ -438,18 +437,25 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     return outside, inside
 
 
+@functools.cache
+def kernels_of(op: str) -> list:
+    """All kernels that this build of TensorFlow registers for an op type."""
+    from tensorflow.python.framework import kernels
+
+    return list(kernels.get_registered_kernels_for_op(op).kernel)
+
+
 def devices_of(node) -> set[str]:
     """Device types with a registered kernel for the node's op and types."""
-    from tensorflow.python.framework import kernels
 
     def fits(kernel) -> bool:
         return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
                    for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
 
-    return {k.device_type for k in kernels.get_registered_kernels_for_op(node.op).kernel if fits(k)}
+    return {kernel.device_type for kernel in kernels_of(node.op) if fits(kernel)}
 
 
-@pytest.mark.parametrize("spec", ["d.d.d", "d.d.rac", "m.d.r2_9_50", "d.m.x"])
+@pytest.mark.parametrize("spec", ["d.d.d", "m.d.rac", "d.m.x"])
 def test_everything_runs_on_a_gpu(spec):
     outside, inside = nodes_by_place(spec)
     assert outside and inside

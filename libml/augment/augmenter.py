@@ -185,10 +185,7 @@ class Augmenter(tf.Module):
         rows = tf.concat([ctaugment.hits(policy), proximity], -1)
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
-            # A gather made of a sum, each replica adding its rows in its own place to zeros: unlike all_gather it takes
-            # the way of the gradients, and strategies over different devices can live in one process.
-            place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None, None]
-            rows = tf.reshape(context.all_reduce(tf.distribute.ReduceOp.SUM, place * rows), [-1, rows.shape[1]])
+            rows = tf.ensure_shape(context.all_gather(rows, axis=0), [None, rows.shape[1]])
         self.rates.assign(ctaugment.updated_rates(self.rates, rows[:, :-1], rows[:, -1], self.decay))
 
 

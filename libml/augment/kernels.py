@@ -6,7 +6,7 @@ contract a*b + c to one rounding (XLA does), Pillow's builds do not: `_product` 
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -119,8 +119,9 @@ def equalize(images: tf.Tensor) -> tf.Tensor:
     brightest = tf.reshape(tf.reduce_max(x, [1, 2]), [-1, 1])
     # All pixels but those of the brightest value: the running count at that value.
     step = tf.reduce_sum(tf.where(brightest == tf.range(256), below, 0), -1, keepdims=True) // 255
-    table = tf.minimum((step // 2 + below) // tf.maximum(step, 1), 255)
-    table = tf.cast(tf.where(step > 0, table, tf.range(256)), tf.uint8)
+    # A floor of whole numbers in floats, which vectorise: the half keeps it clear of the next whole number either way.
+    quotient = tf.floor((tf.cast(step // 2 + below, tf.float32) + 0.5) / tf.cast(tf.maximum(step, 1), tf.float32))
+    table = tf.cast(tf.where(step > 0, tf.minimum(quotient, 255.0), tf.range(256.0)), tf.uint8)
     return tf.gather(tf.reshape(table, [-1]), numbered)
 
 
@@ -141,32 +142,35 @@ def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.cast(x, tf.int32) < _per_image(threshold), x, 255 - x)
 
 
-def _window_sums(x: tf.Tensor, size: int) -> tf.Tensor:
-    """Sums over size x size windows of [N, H, W * 3], without padding."""
-    height, width = x.shape[1] - size + 1, x.shape[2] - 3 * (size - 1)
-    x = tf.add_n([x[:, i : height + i] for i in range(size)])
-    return tf.add_n([x[:, :, 3 * i : width + 3 * i] for i in range(size)])
-
-
-def _filtered(images: tf.Tensor, border: int, kernel: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Filters the inside; Pillow's filters leave the border as it is. Whole float32."""
+def _filtered(images: tf.Tensor, kernel: Sequence[Sequence[int]]) -> tf.Tensor:
+    """ImageFilter.Kernel divided by its sum, as whole float32; Pillow leaves the border as it is."""
     height, width = images.shape[1:3]
-    x = tf.reshape(_floats(images), [-1, height, width * 3])  # long rows: three channels alone would not vectorise
-    row, column = np.arange(height)[:, None], np.arange(width * 3) // 3
-    inside = (row >= border) & (row < height - border) & (column >= border) & (column < width - border)
-    inner = tf.pad(tf.floor(kernel(x) + 0.5), [[0, 0], [border, border], [3 * border, 3 * border]])
-    return tf.reshape(tf.where(inside, inner, x), [-1, height, width, 3])
+    border, size = len(kernel) // 2, height * width * 3
+    flat = tf.reshape(images[..., :3], [-1, size])
+    # A neighbour is a fixed distance away in the flat image; what that brings in from other rows is on the border.
+    reach = border * (width + 1) * 3
+    padded = tf.cast(tf.concat([flat[:, :reach], flat, flat[:, :reach]], 1), tf.float32)
+    total = 0.0
+    for y, row in enumerate(kernel):
+        for x, weight in enumerate(row):
+            start = (y * width + x) * 3
+            if weight:
+                total += weight * padded[:, start : start + size]
+    y, x = np.arange(height)[:, None, None], np.arange(width)[:, None]
+    inside = (y >= border) & (y < height - border) & (x >= border) & (x < width - border) & np.ones(3, bool)
+    filtered = tf.floor(total / float(np.sum(kernel)) + 0.5)
+    return tf.reshape(tf.where(inside.ravel(), filtered, tf.cast(flat, tf.float32)), [-1, height, width, 3])
 
 
 def blur(images: tf.Tensor) -> tf.Tensor:
-    """ImageFilter.BLUR, the mean of the 16 pixels of a 5x5 ring, as whole float32."""
-    return _filtered(images, 2, lambda x: (_window_sums(x, 5) - _window_sums(x[:, 1:-1, 3:-3], 3)) / 16.0)
+    """ImageFilter.BLUR, the mean of a 5x5 ring, as whole float32."""
+    return _filtered(images, [[1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]])
 
 
 def smooth(images: tf.Tensor) -> tf.Tensor:
-    """ImageFilter.SMOOTH, 3x3 with a centre of 5 in 13, as whole float32."""
+    """ImageFilter.SMOOTH as whole float32."""
     # sum / 13 + 1/2 is never nearer than 1/26 to an integer, so rounding errors cannot change the result.
-    return _filtered(images, 1, lambda x: (_window_sums(x, 3) + 4.0 * x[:, 1:-1, 3:-3]) / 13.0)
+    return _filtered(images, [[1, 1, 1], [1, 5, 1], [1, 1, 1]])
 
 
 def _take(images: tf.Tensor, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -266,22 +270,25 @@ def _resampling_table(size: int) -> np.ndarray:
 
 
 def _resample(x: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
-    """One pass over axis 1 of whole-valued float64 [N, size, …]."""
+    """One pass over axis 1 of whole-valued float32 [N, size, …]."""
     size = x.shape[1]
     start = tf.cast(tf.round(margin * size), tf.int32)  # half to even, as Python's round in Image.crop
     end = tf.cast(tf.round((1.0 - margin) * size), tf.int32)
     table = _resampling_table(size)
     row = (method * table.shape[1] + start) * table.shape[2] + end - (size - start) + size % 2
-    weights = tf.cast(tf.gather(tf.constant(table.reshape(-1, size, size)), row), tf.float64)
-    # Sums of whole numbers below 2^53: exact in any order. float32 would not be, nor TF32 on a GPU.
-    total = tf.matmul(weights, tf.reshape(x, [-1, size, x.shape[2] * x.shape[3]]))
-    rounded = tf.clip_by_value(tf.floor((total + 2.0 ** (_RESAMPLE_BITS - 1)) * 2.0**-_RESAMPLE_BITS), 0.0, 255.0)
-    return tf.reshape(rounded, [-1, *x.shape[1:]])
+    weights = tf.gather(tf.constant(table.reshape(-1, size, size)), row)
+    # Two halves of 11 bits and a sign: products with bytes, and their sums, are exact in float32, even as TF32 on GPUs.
+    high = tf.bitwise.right_shift(weights + 2048, 12)
+    halves = tf.cast(tf.concat([high, weights - high * 4096], 1), tf.float32)
+    sums = tf.cast(tf.matmul(halves, tf.reshape(x, [-1, size, x.shape[2] * x.shape[3]])), tf.int32)
+    total = sums[:, :size] * 4096 + sums[:, size:] + (1 << (_RESAMPLE_BITS - 1))
+    rounded = tf.clip_by_value(tf.bitwise.right_shift(total, _RESAMPLE_BITS), 0, 255)
+    return tf.reshape(tf.cast(rounded, tf.float32), [-1, *x.shape[1:]])
 
 
 def rescale(images: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
     """Crops the margin (float64 [N], of the side) and resizes back by RESAMPLING[method]; rows first, like Pillow."""
-    x = tf.transpose(tf.cast(images, tf.float64), [0, 2, 1, 3])
+    x = tf.transpose(tf.cast(images, tf.float32), [0, 2, 1, 3])
     x = tf.transpose(_resample(x, margin, method), [0, 2, 1, 3])
     return tf.cast(_resample(x, margin, method), tf.uint8)
 

@@ -1,0 +1,223 @@
+"""Runs, prints or submits the runs behind the paper's tables; what is finished already is not run again.
+
+    python scripts/reproduce.py --table=results|calibration|efficiency|ablation|barely|ups|all [--filter=cifar10.1@40]
+        [--dry_run | --slurm=jobs.sbatch] [--scale=512] [--dataset=digits@40] [--train_dir=experiments] [-- FLAGS]
+
+Without --dry_run or --slurm the runs follow one another; an interrupted one continues from its last checkpoint when the
+same command is given again. Each run trains in <train_dir>/kimg<length>, so that runs of different lengths stay apart
+and tables share the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are
+added to every command, or replace its own.
+
+--scale=F is a protocol for CPUs: lengths (and the cosine's horizon) divided by F, a WRN-10 of 16 filters, shorter
+averages of weights and batch statistics, some 25 reports per run; in <train_dir>/scaled-F. It keeps datasets, labels,
+seeds and all else, and its numbers are not the paper's. --dataset=NAME or NAME@LABELS puts another dataset (and label
+number) in place of all the paper's, for machines without their data: --scale=2048 --dataset=digits@40 needs no
+download. Equal runs are then made once.
+
+--table=ups_search lists the search behind the table `ups`: UPSMatch's two thresholds on validation images, seed 1. The
+paper does not say what it chose: the table `ups` uses the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
+A full run is 2^20 updates; at 10 s each (WRN-28-2 on two CPU cores) that is four months: use GPUs, or --scale.
+"""
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from cssl import cli
+from libml import data, paper, results
+from libml.errors import UserError
+
+MODULES = {"CSSL": "cssl", "FixMatch": "fixmatch", "FixMatchDA": "fixmatch_da", "LSMatch": "lsmatch",
+           "UPSMatch": "upsmatch", "MeanTeacher": "mean_teacher", "MixMatch": "mixmatch", "UDA": "uda",
+           "ReMixMatch": "remixmatch"}
+# A row's settings say how it differs from its neighbours; these are given too, so that a command speaks for itself.
+AUGMENT = {method: {"augment": "d.d.d"} for method in ("CSSL", "FixMatch", "FixMatchDA", "LSMatch", "UPSMatch")}
+SMALLEST = min(kimg for table in paper.TABLES.values() for kimg in table.train_kimg.values())
+SEARCH_VALID = 5000  # the paper says "a separate validation set"
+
+SLURM = r"""#!/bin/bash
+# One task per run. Submit with: sbatch {path}
+#SBATCH --job-name=cssl-{name}
+#SBATCH --array=0-{last}
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=32G
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%A_%a.out
+#SBATCH --signal=B:USR1@300
+# Near the time limit (USR1) or when preempted (TERM) the run is stopped and queued again; it then continues from its
+# last checkpoint.
+commands=(
+{commands}
+)
+stop() {{
+  trap '' USR1 TERM
+  kill -TERM "$child" 2>/dev/null
+  wait "$child"
+  scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+  exit 0
+}}
+trap stop USR1 TERM
+cd {folder} || exit 1
+eval "exec ${{commands[$SLURM_ARRAY_TASK_ID]}}" &
+child=$!
+wait "$child"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training run: the method, the dataset, the folder and the flags."""
+
+    method: str
+    dataset: str
+    train_dir: Path
+    flags: tuple[tuple[str, object], ...]
+
+    def arguments(self) -> list[str]:
+        """Returns the arguments of `python`."""
+        return ["-m", f"cssl.{MODULES[self.method]}", f"--dataset={self.dataset}", f"--train_dir={self.train_dir}",
+                *(f"--{key}={value}" for key, value in self.flags)]
+
+    def __str__(self) -> str:
+        return "python " + shlex.join(self.arguments())
+
+    def is_done_by(self, run: results.Run) -> bool:
+        """Whether a run on disk is this one, finished."""
+        wanted = {key: value for key, value in self.flags if key not in results.INCIDENTAL}
+        wanted["schedule_kimg"] = paper.horizon(wanted)
+        found = {**run.config, "schedule_kimg": paper.horizon(run.config)}
+        return (run.finished and run.path.is_relative_to(self.train_dir)
+                and (run.method, run.config.get("dataset")) == (self.method, self.dataset)
+                and all(paper.same(found.get(key), value) for key, value in wanted.items()))
+
+
+def scaled(flags: dict, scale: int) -> dict:
+    """Shrinks a run to CPU size."""
+    lengths = {key: flags[key] // scale for key in ("train_kimg", "schedule_kimg") if key in flags}
+    report = max(1, lengths["train_kimg"] // 25)
+    average = max(0.98, round(1 - 0.001 * scale, 3))  # in a short run a long average lags behind what was learned
+    return {**flags, **lengths, "report_kimg": report, "save_kimg": report, "filters": 16, "repeat": 1, "ema": average,
+            "bn_momentum": average}
+
+
+def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset: str | None = None,
+         extra: dict | None = None) -> list[Job]:
+    """Lists the runs behind a table, each once, row by row; `extra` flags are added or take the place of its own."""
+    found = {}
+    name, _, labels = (dataset or "").partition("@")
+    for row in table.rows:
+        if row.method is None:
+            continue  # quoted from the literature
+        for column in row.cells:
+            for seed in table.seeds:
+                flags = {**AUGMENT.get(row.method, {}), **row.settings, "train_kimg": table.train_kimg[column.dataset]}
+                if table.schedule_kimg:
+                    flags["schedule_kimg"] = table.schedule_kimg
+                if scale:
+                    flags = scaled(flags, scale)
+                flags |= extra or {}
+                text = f"{name or column.dataset}.{seed}@{labels or column.labels}-1"
+                folder = train_dir / (f"scaled-{scale}" if scale else "") / f"kimg{flags['train_kimg']}"
+                found[Job(row.method, str(data.parse_name(text)), folder, tuple(flags.items()))] = None
+    return list(found)
+
+
+def search(found: list[Job]) -> list[Job]:
+    """Turns the runs of table `ups` into the search for UPSMatch's thresholds on a validation set."""
+    return [dataclasses.replace(job, dataset=job.dataset.removesuffix("-1") + f"-{SEARCH_VALID}",
+                                flags=(*job.flags, ("conf_p", confidence), ("uncertainty_p", uncertainty)))
+            for job in found if job.method == "UPSMatch" and data.parse_name(job.dataset).seed == 1
+            for confidence in (0.7, 0.95) for uncertainty in (0.1, 0.25, 0.5)]
+
+
+def finished_runs(train_dir: Path) -> list[results.Run]:
+    """Reads the finished runs below a folder, which need not exist."""
+    paths = results.find_runs([train_dir]) if any(train_dir.rglob("args/args.json")) else []
+    return [run for run in map(results.read_run, paths) if run.finished]
+
+
+def parse_extra(flags: list[str]) -> dict[str, object]:
+    """Splits --name=value flags; numbers and true or false become values."""
+    found = {}
+    for flag in flags:
+        match = re.fullmatch(r"--(\w+)=(.*)", flag)
+        if not match:
+            raise UserError(f"Malformed flag {flag!r} after `--`: expected --name=value.")
+        try:
+            found[match[1]] = json.loads(match[2])
+        except ValueError:
+            found[match[1]] = match[2]
+    return found
+
+
+def run_all(todo: list[Job]) -> int:
+    """Runs one job after another; a failed one does not stop the rest."""
+    failed = []
+    for number, job in enumerate(todo, 1):
+        print(f"[{number}/{len(todo)}] {job}", flush=True)
+        if subprocess.run([sys.executable, *job.arguments()]).returncode:
+            failed.append(job)
+    for job in failed:
+        print(f"failed: {job}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def main() -> int:
+    """Does what the command line says."""
+    own, given = sys.argv[1:], []
+    if "--" in own:
+        own, given = own[:own.index("--")], own[own.index("--") + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all", "ups_search"))
+    parser.add_argument("--filter", default="", help="keep the commands that contain this text")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands of what is missing")
+    parser.add_argument("--slurm", nargs="?", type=Path, const=Path("reproduce.sbatch"), metavar="FILE",
+                        help="write a SLURM array script instead of running (default: %(const)s)")
+    parser.add_argument("--scale", type=int, help="divide lengths by this and use a small network")
+    parser.add_argument("--dataset", help="NAME or NAME@LABELS in place of the paper's datasets")
+    parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    args = parser.parse_args(own)
+    if args.scale is not None and not 2 <= args.scale <= SMALLEST:
+        raise UserError(f"--scale={args.scale} is out of range: expected 2 to {SMALLEST}, which leaves the shortest "
+                        "run 1 kimg.")
+    extra = parse_extra(given)
+    names = {"all": tuple(paper.TABLES), "ups_search": ("ups",)}.get(args.table, (args.table,))
+    found = list(dict.fromkeys(job for name in names
+                               for job in jobs(paper.TABLES[name], args.train_dir, args.scale, args.dataset, extra)))
+    if args.table == "ups_search":
+        found = search(found)
+    found = [job for job in found if args.filter in str(job)]
+    if not found:
+        raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
+                        "lists them.")
+    done = finished_runs(args.train_dir)
+    todo = [job for job in found if not any(map(job.is_done_by, done))]
+    absent = sorted({job.method for job in todo if not importlib.util.find_spec(f"cssl.{MODULES[job.method]}")})
+    literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
+    notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
+    notes += [f"not in this version: {', '.join(absent)}"] if absent else []
+    notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
+    print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
+    if args.slurm and todo:
+        lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
+        results.write_text(args.slurm, SLURM.format(path=args.slurm, name=args.table, last=len(todo) - 1,
+                                                    commands=lines, folder=shlex.quote(os.getcwd())))
+        print(f"{args.slurm}: {len(todo)} tasks")
+    elif args.dry_run:
+        print("".join(f"{job}\n" for job in todo), end="")
+    elif not args.slurm:
+        return run_all([job for job in todo if job.method not in absent])
+    return 0
+
+
+if __name__ == "__main__":
+    cli.guarded(main)

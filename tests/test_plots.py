@@ -1,0 +1,104 @@
+"""Figures: what they are drawn from, both formats, and runs that lack something."""
+import numpy as np
+import pytest
+from fake_runs import invoke, write_run
+
+from libml import calibration, plots, results
+from libml.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for method, accuracy in (("CSSL", 93.0), ("FixMatch", 88.0)):
+        for seed in (1, 2):
+            write_run(folder, [accuracy - 10, accuracy + seed], method=method, dataset=f"cifar10.{seed}@40-1",
+                      train_kimg=2, stats=method == "CSSL")
+    return folder
+
+
+def drawn(axis):
+    """The lines of a panel by label, as (kimg, values)."""
+    return {line.get_label(): (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axis.get_lines()}
+
+
+def test_over_seeds():
+    series = [(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0])), (np.array([2, 3]), np.array([4.0, 3.0]))]
+    steps, mean, std = plots.over_seeds(series)
+    assert steps.tolist() == [1, 2, 3]
+    assert mean.tolist() == [1, 3, 3]
+    assert std.tolist() == pytest.approx([0, 2 ** 0.5, 0])
+
+
+def test_curves_show_the_mean_over_seeds(folder):
+    write = plots.curves(results.read_runs([folder]), ("error",))
+    axis, = write.axes
+    assert drawn(axis) == {"CSSL (2)": ([1, 2], [17, 5.5]), "FixMatch (2)": ([1, 2], [22, 10.5])}
+    band = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == 17  # one std either side: 0 at 1 kimg, 0.71 at 2 kimg
+    assert band.min() == pytest.approx(5.5 - 0.5 ** 0.5)
+
+
+def test_pseudo_labels_leave_out_what_no_run_reports(folder):
+    figure = plots.curves(results.read_runs([folder]), ("monitors/mask", "monitors/nothing", "monitors/alpha"))
+    assert [axis.get_ylabel() for axis in figure.axes] == ["mask rate", "mean alpha"]
+    with pytest.raises(UserError, match="monitors/nothing: nothing to draw"):
+        plots.curves(results.read_runs([folder]), ("monitors/nothing",))
+
+
+def test_reliability_bars_are_the_accuracies(folder):
+    run = next(run for run in results.read_runs([folder]) if run.method == "CSSL")
+    stored = np.load(run.path / "stats/predictions.npz")
+    diagram = calibration.reliability(stored["probabilities"], stored["labels"])
+    top, bottom = plots.reliability([run]).axes
+    used = diagram.count > 0
+    assert [bar.get_height() for bar in top.patches] == pytest.approx(diagram.accuracy[used].tolist())
+    assert [bar.get_height() for bar in bottom.patches] == pytest.approx((diagram.count / 200).tolist())
+    assert f"ECE {calibration.expected_calibration_error(stored['probabilities'], stored['labels']):.3f}" in \
+        [text.get_text() for text in top.texts]
+
+
+def test_class_distribution_beside_the_truth(folder):
+    run = next(run for run in results.read_runs([folder]) if run.method == "CSSL")
+    bottom = plots.class_distribution([run]).axes[1]
+    heights = [bar.get_height() for bar in bottom.patches]
+    assert heights[:10] == pytest.approx(run.metrics[-1]["class_distribution"])
+    labels = np.load(run.path / "stats/predictions.npz")["labels"]
+    assert heights[10:] == pytest.approx((np.bincount(labels, minlength=10) / 200).tolist())
+
+
+def test_augmentation_rates(folder):
+    run = next(run for run in results.read_runs([folder]) if run.method == "CSSL")
+    axis = plots.augmentation_rates(run).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["blur", "rescale", "rescale [2]"]
+    shown = axis.images[0].get_array()
+    np.testing.assert_allclose(shown[0], np.load(run.path / "stats/rates.npy")[0, 0])
+    assert np.ma.count(np.ma.masked_invalid(shown[2])) == 6
+    (run.path / "stats/rates.json").rename(run.path / "stats/hidden.json")
+    try:
+        assert len(plots.augmentation_rates(run).axes[0].get_yticklabels()) == 4  # without names: no empty parameter
+    finally:
+        (run.path / "stats/hidden.json").rename(run.path / "stats/rates.json")
+
+
+@pytest.mark.parametrize("kind", ["curves", "pseudo", "reliability", "classes"])
+def test_files(folder, tmp_path, kind):
+    done = invoke("plot", kind, folder / "*/CSSL_*", "-o", tmp_path / f"new/{kind}.svg")
+    png, svg = (tmp_path / f"new/{kind}.{ending}" for ending in ("png", "svg"))
+    assert done.stdout.split() == [str(png), str(svg)]
+    assert png.read_bytes()[:4] == b"\x89PNG" and "</svg>" in svg.read_text()
+    assert not done.stderr
+
+
+def test_from_the_command_line(command, folder, tmp_path):
+    assert "There is no" in command("scripts/plot.py", "reliability", folder, "-o", tmp_path / "x", code=2).stderr
+
+
+def test_damaged_and_missing(tmp_path):
+    path = write_run(tmp_path, [50], stats=True)
+    (path / "stats/predictions.npz").write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match="predictions.npz is damaged"):
+        invoke("plot", "reliability", path, "-o", tmp_path / "x")
+    assert "unfinished (1 of 4 kimg)" in invoke("plot", "curves", path, "-o", tmp_path / "x").stderr
+    with pytest.raises(UserError, match="None of the runs has a report"):
+        invoke("plot", "classes", write_run(tmp_path / "empty", []), "-o", tmp_path / "x")

@@ -1,0 +1,223 @@
+"""The runs behind the paper's tables: exact lists, what is missing, the SLURM script in a real shell."""
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from fake_runs import invoke, write_run
+
+from libml.errors import UserError
+
+
+def listed(*arguments):
+    """The commands of a dry run, as dicts of their flags with the module under "module"."""
+    commands = []
+    for line in invoke("reproduce", "--dry_run", *arguments).stdout.splitlines():
+        python, dash_m, module, *flags = shlex.split(line)
+        assert (python, dash_m, module.split(".")[0]) == ("python", "-m", "cssl")
+        commands.append({"module": module.split(".")[1], **dict(flag[2:].split("=", 1) for flag in flags)})
+    return commands
+
+
+def datasets(commands, module):
+    return Counter(command["dataset"] for command in commands if command["module"] == module)
+
+
+def names(sizes, seeds=5):
+    return Counter(f"{dataset}.{seed}@{size}-1" for dataset, labels in sizes.items() for size in labels
+                   for seed in range(1, seeds + 1))
+
+
+BOTH = {"cifar10": (40, 4000), "svhn": (40, 1000)}
+
+
+def test_results(tmp_path):
+    commands = listed("--table=results", f"--train_dir={tmp_path}")
+    everything = {"cifar10": (40, 250, 4000), "cifar100": (400, 2500, 10000), "svhn": (40, 250, 1000), "stl10": (1000,)}
+    for module in ("cssl", "fixmatch", "mixmatch", "uda", "remixmatch"):
+        assert datasets(commands, module) == names(everything)
+    assert datasets(commands, "mean_teacher") == names({"cifar10": (250, 4000), "cifar100": (2500, 10000),
+                                                        "svhn": (250, 1000)})
+    assert len(commands) == 280
+    assert {command["train_kimg"] for command in commands} == {"65536"}
+    assert not any("schedule_kimg" in command for command in commands)
+    assert {command["confidence"] for command in commands if command["module"] == "fixmatch"} == {"0.95"}
+
+
+@pytest.mark.parametrize(("table", "modules"), [("calibration", ("fixmatch", "fixmatch_da", "lsmatch", "cssl")),
+                                                ("ups", ("fixmatch", "cssl", "upsmatch"))])
+def test_calibration_and_ups(tmp_path, table, modules):
+    commands = listed(f"--table={table}", f"--train_dir={tmp_path}")
+    assert {command["module"] for command in commands} == set(modules)
+    for module in modules:
+        assert datasets(commands, module) == names(BOTH)
+    assert {(c["train_kimg"], c["augment"]) for c in commands} == {("65536", "d.d.d")}
+
+
+def test_efficiency_keeps_the_full_horizon(tmp_path):
+    commands = listed("--table=efficiency", f"--train_dir={tmp_path}")
+    assert {(c["dataset"].split(".")[0], c["train_kimg"], c["schedule_kimg"]) for c in commands} == {
+        ("cifar10", "8192", "65536"), ("svhn", "2048", "65536")}
+    variants = Counter((c["module"], c.get("confidence")) for c in commands)
+    assert variants == {("fixmatch", "0.0"): 20, ("fixmatch", "0.8"): 20, ("fixmatch", "0.95"): 20,
+                        ("lsmatch", None): 20, ("cssl", None): 20}
+
+
+def test_ablation_and_barely(tmp_path):
+    commands = listed("--table=ablation", f"--train_dir={tmp_path}")
+    assert Counter(c["augment"] for c in commands) == {"d.d.d": 6, "d.d.ra": 6, "d.d.rac": 6}
+    assert set(datasets(commands, "cssl")) == set(names({"cifar10": (40, 4000)}, seeds=3))
+    assert {c["train_kimg"] for c in commands} == {"32768"}
+    commands = listed("--table=barely", f"--train_dir={tmp_path}")
+    assert Counter((c["module"], c.get("alpha_bound")) for c in commands) == {
+        ("fixmatch", None): 10, ("lsmatch", None): 10, ("cssl", "0.0"): 10, ("cssl", "0.03"): 10}
+    assert set(datasets(commands, "fixmatch")) == set(names({"cifar10": (10,), "svhn": (10,)}))
+    assert {(c["train_kimg"], "schedule_kimg" in c) for c in commands} == {("32768", False)}
+
+
+def test_all_lists_shared_runs_once(tmp_path):
+    commands = listed("--table=all", f"--train_dir={tmp_path}")
+    assert len({tuple(sorted(c.items())) for c in commands}) == len(commands)
+    # 280 and, beyond them, FixMatch-DA and LSMatch (calibration), efficiency, ablation, barely, UPSMatch
+    assert len(commands) == 280 + 40 + 100 + 18 + 40 + 20
+    # Two runs in one folder must differ in something that the folder's name shows: never in length or horizon alone.
+    places = Counter(tuple(sorted((k, v) for k, v in c.items() if k not in ("train_kimg", "schedule_kimg")))
+                     for c in commands)
+    assert max(places.values()) == 1
+
+
+def test_search_for_thresholds(tmp_path):
+    commands = listed("--table=ups_search", f"--train_dir={tmp_path}")
+    assert {c["module"] for c in commands} == {"upsmatch"}
+    assert {c["dataset"] for c in commands} == {f"{d}.1@{n}-5000" for d, sizes in BOTH.items() for n in sizes}
+    assert Counter((c["conf_p"], c["uncertainty_p"]) for c in commands) == {
+        (confidence, uncertainty): 4 for confidence in ("0.7", "0.95") for uncertainty in ("0.1", "0.25", "0.5")}
+
+
+def test_filter_and_further_flags(tmp_path):
+    commands = listed("--table=all", "--filter=cssl.cssl --dataset=svhn.2@40-1", f"--train_dir={tmp_path}", "--",
+                      "--seed=7")
+    assert [c["train_kimg"] for c in commands] == ["65536", "2048"]
+    assert {c["seed"] for c in commands} == {"7"}
+    shorter, = listed("--table=barely", "--filter=lsmatch --dataset=svhn.1@", f"--train_dir={tmp_path}", "--",
+                      "--train_kimg=0.5", "--augment=d.d.x")
+    assert (shorter["train_kimg"], shorter["augment"], shorter["train_dir"]) == ("0.5", "d.d.x", f"{tmp_path}/kimg0.5")
+    with pytest.raises(UserError, match="contains --filter=nothing"):
+        listed("--table=all", "--filter=nothing")
+    with pytest.raises(UserError, match="expected --name=value"):
+        listed("--table=all", "--", "seed")
+
+
+def test_scale(tmp_path):
+    commands = listed("--table=efficiency", "--scale=256", f"--train_dir={tmp_path}")
+    assert len(commands) == 100
+    assert {(c["train_kimg"], c["schedule_kimg"], c["report_kimg"]) for c in commands} == {("32", "256", "1"),
+                                                                                          ("8", "256", "1")}
+    assert all(c["train_dir"].startswith(f"{tmp_path}/scaled-256/") for c in commands)
+    assert {(c["filters"], c["repeat"], c["ema"]) for c in commands} == {("16", "1", "0.98")}
+    assert listed("--table=barely", "--scale=4", f"--train_dir={tmp_path}")[0]["ema"] == "0.996"
+    with pytest.raises(UserError, match="--scale=4096 is out of range: expected 2 to 2048"):
+        listed("--table=all", "--scale=4096")
+
+
+def test_another_dataset(tmp_path):
+    commands = listed("--table=results", "--scale=2048", "--dataset=digits@40", f"--train_dir={tmp_path}")
+    assert datasets(commands, "cssl") == Counter(f"digits.{seed}@40-1" for seed in range(1, 6))
+    with pytest.raises(UserError, match="Unknown dataset 'mnist'"):
+        listed("--table=results", "--dataset=mnist@40")
+
+
+def finish(folder, command, **changes):
+    """Writes the finished run of a listed command, with some settings changed."""
+    settings = {"method": "FixMatch", "dataset": command["dataset"], "confidence": float(command["confidence"]),
+                "augment": command["augment"], "train_kimg": 2.0, "schedule_kimg": 64.0, "report_kimg": 1.0,
+                "save_kimg": 1.0, "filters": 16, "repeat": 1, "ema": 0.98, "bn_momentum": 0.98, **changes}
+    return write_run(folder, [50, 60], **settings)
+
+
+def test_only_what_is_missing(tmp_path):
+    arguments = ("--table=efficiency", "--scale=1024", "--filter=fixmatch --dataset=svhn.1@40-1",
+                 f"--train_dir={tmp_path}")
+    first, *others = listed(*arguments)
+    assert len(others) == 2
+    folder = tmp_path / "scaled-1024/kimg2"
+    assert first["train_dir"] == str(folder)
+    for change in ({"method": "LSMatch"}, {"confidence": 0.5}, {"train_kimg": 3}, {"schedule_kimg": 0.0},
+                   {"dataset": "svhn.1@40-2"}, {"filters": 32}):
+        finish(folder, first, **change)
+    finish(tmp_path / "elsewhere", first)
+    assert listed(*arguments) == [first, *others]
+    finish(folder, first)
+    assert listed(*arguments) == others
+    assert "1 of 3 runs are finished" in invoke("reproduce", "--dry_run", *arguments).stderr
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A folder with programs that write down how they were called instead of training or talking to SLURM."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python").write_text('#!/bin/bash\necho "$@" >> "$LOG"\ntrap "echo saved >> $LOG; exit 1" TERM\n'
+                                   'if [ -n "$WAIT" ]; then sleep 20 & wait; fi\n')
+    (folder / "scontrol").write_text('#!/bin/bash\necho scontrol "$@" >> "$LOG"\n')
+    for program in folder.iterdir():
+        program.chmod(0o755)
+    return folder
+
+
+def slurm_environment(programs, log, **more):
+    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(log), "SLURM_ARRAY_JOB_ID": "9",
+            "SLURM_ARRAY_TASK_ID": "1", **more}
+
+
+def test_slurm_script(tmp_path, programs):
+    script, log = tmp_path / "jobs.sbatch", tmp_path / "log"
+    arguments = ("--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}/my runs")
+    done = invoke("reproduce", *arguments, f"--slurm={script}")
+    assert done.stdout.strip() == f"{script}: 4 tasks"
+    text = script.read_text()
+    assert "#SBATCH --array=0-3\n" in text and "#SBATCH --requeue" in text
+    subprocess.run(["bash", script], env=slurm_environment(programs, log), check=True, timeout=20)
+    second = invoke("reproduce", *arguments, "--dry_run").stdout.splitlines()[1]
+    assert log.read_text().split() == shlex.join(shlex.split(second)[1:]).replace("'", "").split()
+
+
+@pytest.mark.parametrize("cause", [signal.SIGUSR1, signal.SIGTERM])
+def test_slurm_preemption(tmp_path, programs, cause):
+    script, log = tmp_path / "jobs.sbatch", tmp_path / "log"
+    invoke("reproduce", "--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}", f"--slurm={script}")
+    shell = subprocess.Popen(["bash", script], env=slurm_environment(programs, log, WAIT="yes"))
+    try:
+        deadline = time.time() + 20
+        while not (log.exists() and "lsmatch" in log.read_text()) and time.time() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)  # the program writes its line before it sets its trap
+        shell.send_signal(cause)
+        assert shell.wait(timeout=20) == 0
+    finally:
+        shell.kill()
+    assert log.read_text().splitlines()[1:] == ["saved", "scontrol requeue 9_1"]
+
+
+def test_runs_follow_one_another_and_failures_are_named(tmp_path, monkeypatch, programs):
+    log = tmp_path / "log"
+    for name, value in slurm_environment(programs, log).items():
+        monkeypatch.setenv(name, value)
+    (programs / "python").write_text('#!/bin/bash\necho "$@" >> "$LOG"\n[[ "$@" != *lsmatch* ]]\n')
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    done = invoke("reproduce", "--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}")
+    assert done.code == 1
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["cssl.fixmatch", "cssl.lsmatch", "cssl.cssl",
+                                                                         "cssl.cssl"]
+    assert "failed: python -m cssl.lsmatch" in done.stderr and "cssl.cssl" not in done.stderr
+
+
+def test_from_the_command_line(command, tmp_path):
+    done = command("scripts/reproduce.py", "--table=results", "--dry_run", f"--train_dir={tmp_path}")
+    assert len(done.stdout.splitlines()) == 280
+    assert "EnAET, AlphaMatch, CoMatch, ReRankMatch, Meta PL" in done.stderr

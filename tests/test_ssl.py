@@ -1,0 +1,367 @@
+"""The model: the original program's trajectory, each method's loss in NumPy, and what one update changes."""
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cssl import cli
+from cssl.cssl import CSSL
+from cssl.fixmatch import FixMatch
+from cssl.fixmatch_da import FixMatchDA
+from cssl.lsmatch import LSMatch
+from cssl.supervised import Supervised
+from cssl.upsmatch import UPSMatch
+from libml import data, losses, models
+from libml.augment import Augmenter
+
+GOLDEN = cli.Path(__file__).parent / "golden" / "trajectory_fixmatch.npz"
+
+
+def small_network(num_classes=10, **options):
+    return models.build("resnet", num_classes=num_classes, image_shape=(16, 16, 3), filters=4, repeat=1, scales=2,
+                        seed=1, **options)
+
+
+def random_views(batch=4, uratio=3, seed=0, size=16):
+    rng = np.random.RandomState(seed)
+    def images(count):
+        colours = rng.uniform(-1, 1, (count, 1, 1, 3))  # so that predictions differ from image to image
+        return tf.constant((0.3 * rng.uniform(-1, 1, (count, size, size, 3)) + 0.7 * colours).astype(np.float32))
+
+    return {"labeled": images(batch), "label": tf.constant(rng.randint(0, 10, batch)), "weak": images(batch * uratio),
+            "strong": images(batch * uratio), "unlabeled_label": tf.constant(rng.randint(0, 10, batch * uratio))}
+
+
+def make(method, **options):
+    network = small_network(dropout=0.3)
+    network.classifier.kernel.assign(3 * network.classifier.kernel)  # decided predictions, of several classes
+    return method(network, 10, options=method.Options(batch=4, uratio=3, **options), total_images=4096)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def forward(model, views):
+    """Training-mode logits of the three parts, in one pass, as float64."""
+    parts = [views[name] for name in ("labeled", "weak", "strong")]
+    network = model.network
+    logits, _ = network.stateless_call(network.trainable_variables, network.non_trainable_variables,
+                                       tf.concat(parts, 0), training=True)
+    return np.split(logits.numpy().astype(np.float64), np.cumsum([len(part) for part in parts])[:-1])
+
+
+def test_trajectory_of_the_original_program():
+    """Four FixMatch updates recorded from the original: views, losses and monitors before each update.
+
+    The first three agree to 1e-5 (rounding). Then the tiny batches amplify rounding, up to 1e-3: 5e-3.
+    """
+    golden = np.load(GOLDEN)
+    network = models.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
+    start = 0
+    for variable in network.trainable_variables:
+        size = int(np.prod(variable.shape))
+        variable.assign(golden["init"][start:start + size].reshape(variable.shape))
+        start += size
+    assert start == golden["init"].size
+
+    def to_float(x):
+        return tf.constant(x.astype(np.float32) / np.float32(127.5) - np.float32(1))
+
+    model = FixMatch(network, 10, options=FixMatch.Options(batch=4, uratio=3, confidence=0.3), total_images=1024)
+    step = tf.function(model.train_on_views)
+    for k in range(4):
+        scalars = step({"labeled": to_float(golden["labeled"][k]), "label": tf.constant(golden["label"][k]),
+                        "weak": to_float(golden["weak"][k]), "strong": tf.constant(golden["strong"][k])})
+        tolerance = 1e-5 if k < 3 else 5e-3
+        for tag in ("losses/xe", "losses/xeu", "losses/wd", "monitors/mask", "monitors/lr"):
+            np.testing.assert_allclose(scalars[tag], golden[f"hist/{tag}"][k], rtol=tolerance, err_msg=tag)
+
+
+# Each method's loss against NumPy, from the same logits. 1e-5: float32 against float64.
+
+def test_fixmatch_loss():
+    views = random_views()
+    x, weak, strong = forward(make(FixMatch), views)
+    q, p = softmax(weak), softmax(strong)
+    threshold = float(np.median(q.max(1)))
+    model, mask = make(FixMatch, confidence=threshold), q.max(1) >= threshold
+    expected = np.mean(-np.log(p[np.arange(12), q.argmax(1)]) * mask)
+    scalars = model.train_on_views(views)
+    assert 0 < mask.mean() < 1
+    np.testing.assert_allclose(scalars["losses/xeu"], expected, rtol=1e-5)
+    np.testing.assert_allclose(scalars["monitors/mask"], mask.mean(), rtol=1e-6)
+    xe = np.mean(-np.log(softmax(x)[np.arange(4), views["label"]]))
+    np.testing.assert_allclose(scalars["losses/xe"], xe, rtol=1e-5)
+    correct = q.argmax(1) == views["unlabeled_label"].numpy()
+    np.testing.assert_allclose(scalars["monitors/pseudo_accuracy"], correct.mean(), rtol=1e-6)
+    np.testing.assert_allclose(scalars["monitors/pseudo_used_correct"] / scalars["monitors/pseudo_used"],
+                               correct[mask].mean(), rtol=1e-6)
+
+
+def skew(model, seed=3):
+    """Fills the alignment buffer with something far from uniform; returns the average the next step will see."""
+    rng = np.random.RandomState(seed)
+    history = rng.dirichlet(20 * rng.dirichlet(np.full(10, 0.5)) + 0.01, 128).astype(np.float32)
+    model.predictions.assign(history)
+    mean = history.astype(np.float64).mean(0)
+    return mean / mean.sum()
+
+
+def align(q, p_model, prior=0.1):
+    a = q * (1e-6 + prior) / (1e-6 + p_model)
+    return a / a.sum(1, keepdims=True)
+
+
+def test_fixmatch_da_loss():
+    model, views = make(FixMatchDA, confidence=0.12), random_views()
+    p_model = skew(model)
+    _, weak, strong = forward(model, views)
+    q = softmax(weak)
+    expected = np.mean(-(align(q, p_model) * np.log(softmax(strong))).sum(1) * (q.max(1) >= 0.12))
+    np.testing.assert_allclose(model.train_on_views(views)["losses/xeu"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reference, bound", [("raw", 0.0), ("aligned", 0.0), ("raw", 0.6)])
+def test_cssl_loss(reference, bound):
+    model, views = make(CSSL, reference=reference, alpha_bound=bound), random_views()
+    p_model = skew(model)
+    _, weak, strong = forward(model, views)
+    q, p = softmax(weak), softmax(strong)
+    a = align(q, p_model)
+    y = (q if reference == "raw" else a).argmax(1)
+    assert (q.argmax(1) != a.argmax(1)).any()  # the two references differ on this batch
+    alpha = np.clip(1 - a.max(1), bound, 1)
+    expected = []
+    for row, label, size in zip(p, y, alpha, strict=True):
+        target = size * row / (row.sum() - row[label] + 1e-7)
+        target[label] = 1 - size
+        target = np.clip(target, 1e-7, 1)
+        expected.append(0 if row[label] >= 1 - size else np.sum(target * np.log(target / np.clip(row, 1e-7, 1))))
+    scalars = model.train_on_views(views)
+    np.testing.assert_allclose(scalars["losses/xeu"], np.mean(expected), rtol=1e-4)  # small differences of logarithms
+    np.testing.assert_allclose(scalars["monitors/alpha"], alpha.mean(), rtol=1e-5)
+    assert scalars["monitors/mask"] == 1
+
+
+def test_lsmatch_loss():
+    model, views = make(LSMatch), random_views()
+    p_model = skew(model)
+    _, weak, strong = forward(model, views)
+    q = softmax(weak)
+    alpha = 1 - align(q, p_model).max(1)
+    target = np.eye(10)[q.argmax(1)] * (1 - alpha)[:, None] + alpha[:, None] / 10
+    expected = np.mean(-(target * np.log(softmax(strong))).sum(1))
+    np.testing.assert_allclose(model.train_on_views(views)["losses/xeu"], expected, rtol=1e-5)
+
+
+def test_upsmatch_uses_the_uncertainty_of_dropout_passes():
+    views = random_views()
+    def mask(**options):
+        return float(make(UPSMatch, **options).train_on_views(views)["monitors/mask"])
+    assert mask(conf_p=0.0, uncertainty_p=1.0) == 1.0
+    assert mask(conf_p=0.0, uncertainty_p=0.0) == 0.0
+    model = make(UPSMatch, conf_p=0.0)
+    middle = float(model.train_on_views(views)["monitors/uncertainty"])
+    assert 0 < middle < 0.5 and 0 < mask(conf_p=0.0, uncertainty_p=middle) < 1
+    # One pass has no spread, so no image is uncertain.
+    assert mask(conf_p=0.0, uncertainty_p=0.0, mc_passes=1) == 1.0
+
+
+def test_upsmatch_dropout_does_not_touch_statistics_or_the_loss():
+    views = random_views()
+    a, b = make(UPSMatch, conf_p=0.0, uncertainty_p=1.0), make(FixMatch, confidence=0.0)
+    ups, fix = a.train_on_views(views), b.train_on_views(views)
+    for tag in ("losses/xe", "losses/xeu", "losses/total"):
+        np.testing.assert_array_equal(ups[tag], fix[tag])
+    for left, right in zip(a.network.variables, b.network.variables, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-7)
+
+
+def test_supervised_ignores_unlabelled_images():
+    model, views = make(Supervised), random_views()
+    scalars = model.train_on_views({"labeled": views["labeled"], "label": views["label"]})
+    assert set(scalars) == {"losses/xe", "losses/wd", "losses/total", "monitors/lr"}
+
+
+def test_several_strong_views_average_their_losses():
+    views = random_views()
+    other = random_views(seed=9)["strong"]
+    model = make(FixMatch, confidence=0.0, K=2)
+    both = {**views, "strong": tf.concat([views["strong"], other], 0)}
+    parts = [both["labeled"], both["weak"], both["strong"]]
+    logits, _ = model.network.stateless_call(model.network.trainable_variables, model.network.non_trainable_variables,
+                                             tf.concat(parts, 0), training=True)
+    _, weak, first, second = np.split(logits.numpy().astype(np.float64), [4, 16, 28])
+    y = weak.argmax(1)
+    expected = np.mean([-np.log(softmax(s)[np.arange(12), y]) for s in (first, second)])
+    np.testing.assert_allclose(model.train_on_views(both)["losses/xeu"], expected, rtol=1e-5)
+
+
+# The update.
+
+def test_one_update_is_nesterov_sgd_then_averages():
+    """Against NumPy, over three updates; 1e-5 relative to the largest weight: float32 rounding."""
+    model, views = make(FixMatch, confidence=0.0, ema=0.9, lr=0.1), random_views()
+    network = model.network
+    velocity = [np.zeros(v.shape) for v in network.trainable_variables]
+    for k in range(3):
+        weights = [v.numpy().astype(np.float64) for v in network.trainable_variables]
+        averages = [v.numpy().astype(np.float64) for v in model.ema_weights]
+        with tf.GradientTape() as tape:
+            parts = [views[name] for name in ("labeled", "weak", "strong")]
+            logits, statistics = network.stateless_call(network.trainable_variables, network.non_trainable_variables,
+                                                        tf.concat(parts, 0), training=True)
+            x, weak, strong = tf.split(logits, [4, 12, 12])
+            total = (tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+                     + tf.reduce_mean(losses.cross_entropy(strong, tf.argmax(weak, -1)))
+                     + 0.0005 * losses.weight_decay(models.kernels(network)))
+        gradients = tape.gradient(total, [v.value for v in network.trainable_variables])
+        lr = 0.1 * np.cos(7 * np.pi / 16 * 4 * k / 4096)
+        np.testing.assert_allclose(model.train_on_views(views)["monitors/lr"], lr, rtol=1e-6)
+        for i, (gradient, variable) in enumerate(zip(gradients, network.trainable_variables, strict=True)):
+            velocity[i] = 0.9 * velocity[i] + gradient.numpy()
+            new = weights[i] - lr * (gradient.numpy() + 0.9 * velocity[i])
+            np.testing.assert_allclose(variable, new, atol=1e-5 * max(1, np.abs(new).max()))
+            np.testing.assert_allclose(model.ema_weights[i], 0.9 * averages[i] + 0.1 * new,
+                                       atol=1e-5 * max(1, np.abs(new).max()))
+        for variable, expected in zip(network.non_trainable_variables, statistics, strict=True):
+            np.testing.assert_array_equal(variable, expected)
+    assert int(model.updates.numpy()) == 3
+
+
+def test_alignment_average_is_read_before_this_batch_enters():
+    model, views = make(CSSL), random_views()
+    before = model.predictions.numpy()
+    np.testing.assert_allclose(before, 0.1)
+    _, weak, _ = forward(model, views)
+    model.train_on_views(views)
+    after = model.predictions.numpy()
+    np.testing.assert_array_equal(after[:-1], before[1:])
+    np.testing.assert_allclose(after[-1], softmax(weak).mean(0), rtol=1e-5)
+
+
+def test_class_prior_is_read_from_the_flag():
+    model = make(CSSL, p_unlabeled="1,1,1,1,1,1,1,1,1,11")
+    np.testing.assert_allclose(model.class_prior, [0.05] * 9 + [0.55], rtol=1e-6)
+    with pytest.raises(ValueError, match="expected 10 non-negative numbers"):
+        make(CSSL, p_unlabeled="0.5,0.5")
+
+
+def test_evaluated_model_is_averaged_weights_with_current_statistics():
+    model, views = make(FixMatch, confidence=0.0), random_views()
+    for _ in range(3):
+        model.train_on_views(views)
+    twin = make(FixMatch).network
+    for target, source in zip(twin.trainable_variables, model.ema_weights, strict=True):
+        target.assign(source)
+    for target, source in zip(twin.non_trainable_variables, model.network.non_trainable_variables, strict=True):
+        target.assign(source)
+    np.testing.assert_allclose(model(views["weak"]), twin(views["weak"]), rtol=1e-5, atol=1e-6)
+    raw = model.infer(views["weak"], ema=False)
+    np.testing.assert_allclose(raw, model.network(views["weak"]), rtol=1e-5, atol=1e-6)
+
+
+def test_whitening_normalises_every_forward_pass():
+    plain, views = make(FixMatch, confidence=0.0), random_views()
+    mean, deviation = np.float32([0.1, -0.2, 0.3]), np.float32([0.5, 1.5, 2.0])
+    model = make(FixMatch, confidence=0.0)
+    model.image_statistics = mean, deviation
+    white = {k: (v - mean) / deviation if v.shape.rank == 4 else v for k, v in views.items()}
+    np.testing.assert_allclose(model.infer(views["weak"]), plain.infer(white["weak"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.train_on_views(views)["losses/total"], plain.train_on_views(white)["losses/total"],
+                               rtol=1e-6)
+
+
+# From uint8 batches.
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits.1@40-1", "/nowhere")
+
+
+def augmented(method, digits, augment="d.d.d", network=None, **options):
+    augmenter = Augmenter(augment, image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.shift,
+                          jit_compile=False)
+    return method(network or small_network(dropout=0.3), 10, options=method.Options(batch=4, uratio=3, **options),
+                  augmenter=augmenter, seed=7, total_images=4096)
+
+
+@pytest.mark.parametrize("augment", ["d.d.d", "d.d.rac", "x.x.x"])
+def test_steps_are_a_function_of_seed_and_step(digits, augment):
+    batches = list(data.batches(digits, batch=4, uratio=3).take(3))
+    runs = []
+    for _ in range(2):
+        model = augmented(CSSL, digits, augment)
+        step = tf.function(model.train_step)
+        runs.append([float(step(batch)["losses/total"]) for batch in batches]
+                    + [v.numpy().tobytes() for v in model.network.variables])
+    assert runs[0] == runs[1]
+
+
+def test_views_change_from_step_to_step(digits):
+    model = augmented(CSSL, digits)
+    batch = next(iter(data.batches(digits, batch=4, uratio=3)))
+    first = model.make_views(batch)
+    again = model.make_views(batch)
+    model.updates.assign(1)
+    later = model.make_views(batch)
+    assert np.array_equal(first["strong"], again["strong"]) and not np.array_equal(first["strong"], later["strong"])
+    assert first["weak"].shape == (12, 16, 16, 3) and first["strong"].shape == (12, 16, 16, 3)
+    assert not np.array_equal(first["weak"], first["strong"])
+
+
+def test_rates_learn_from_the_probe_with_the_averaged_model(digits):
+    model = augmented(FixMatch, digits)
+    batch = next(iter(data.batches(digits, batch=4, uratio=3)))
+    views = model.make_views(batch)
+    probabilities = tf.nn.softmax(model.infer(views["probe"], ema=True))
+    expected = Augmenter("d.d.d", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
+    expected.update(views["policy"], probabilities, batch["label"])
+    model.train_step(batch)
+    assert not np.array_equal(model.augmenter.rates, np.ones_like(expected.rates))
+    np.testing.assert_allclose(model.augmenter.rates, expected.rates, rtol=1e-6)
+
+
+def test_randaugment_has_no_probe(digits):
+    views = augmented(CSSL, digits, "d.d.rac").make_views(next(iter(data.batches(digits, batch=4, uratio=3))))
+    assert "probe" not in views and "policy" not in views
+
+
+def test_any_keras_classifier_can_be_trained(digits):
+    """With Keras's own batch normalisation and dropout, whose seed state must move on by itself."""
+    network = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Conv2D(4, 3, strides=2), keras.layers.ReLU(),
+                                keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Flatten(),
+                                keras.layers.Dense(10)])
+    model = augmented(CSSL, digits, network=network)
+    before = [v.numpy().copy() for v in network.variables]
+    step = tf.function(model.train_step)
+    for batch in data.batches(digits, batch=4, uratio=3).take(2):
+        scalars = step(batch)
+    assert np.isfinite(float(scalars["losses/total"]))
+    moved = [not np.array_equal(v, b) for v, b in zip(network.variables, before, strict=True)]
+    assert all(moved), [v.path for v, m in zip(network.variables, moved, strict=True) if not m]
+
+
+def test_fit_works_for_a_keras_user(digits):
+    model = augmented(CSSL, digits)
+    model.compile()
+    history = model.fit(data.batches(digits, batch=4, uratio=3), steps_per_epoch=3, epochs=2, verbose=0)
+    assert len(history.history["losses/xe"]) == 2 and int(model.updates.numpy()) == 6
+
+
+def test_checkpoint_holds_everything(digits, tmp_path):
+    """Save after two steps, continue in a new model: the next step must be the same to the last bit."""
+    batches = list(data.batches(digits, batch=4, uratio=3).take(3))
+    first = augmented(CSSL, digits)
+    for batch in batches[:2]:
+        first.train_step(batch)
+    path = tf.train.Checkpoint(**first.checkpoint_items()).write(str(tmp_path / "x"))
+    second = augmented(CSSL, digits)
+    tf.train.Checkpoint(**second.checkpoint_items()).read(path).assert_consumed()
+    a, b = first.train_step(batches[2]), second.train_step(batches[2])
+    assert {k: float(v) for k, v in a.items()} == {k: float(v) for k, v in b.items()}
+    for left, right in zip([*first.variables, first.augmenter.rates], [*second.variables, second.augmenter.rates],
+                           strict=True):
+        np.testing.assert_array_equal(left, right)
