@@ -115,8 +115,8 @@ PRESETS = {
 NAMED = ("alpha_bound", "arch", "batch", "conf_p", "confidence", "filters", "lr", "repeat", "scales", "uncertainty_p",
          "uratio", "wd", "wu")
 # Not part of what is computed: a run may continue with other values.
-FREE = ("data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "train_kimg", "strategy", "num_devices",
-        "deterministic")
+FREE = ("data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "train_kimg", "strategy",
+        "num_devices", "deterministic")
 
 
 def default_data_dir() -> Path:

@@ -23,8 +23,8 @@ POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfl
 class ScaleOptions:
     """Devices, machines and precision."""
 
-    strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines (multiworker); "
-                           "auto: what TF_CONFIG, SLURM and the visible GPUs say",
+    strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines "
+                           "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
                            choices=("auto", "one", "mirrored", "multiworker"))
     num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
                               "devices (with multiworker always one)")
@@ -166,7 +166,7 @@ def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster["cluster"]), task_type=task["type"], task_id=int(task["index"]),
         num_accelerators={"GPU": gpus}, rpc_layer="grpc")
-    print(f"Waiting up to {START_SECONDS} s for all of {resolver.cluster_spec().as_dict()}", file=sys.stderr, flush=True)
+    print(f"Waiting up to {START_SECONDS} s for all of {cluster['cluster']}", file=sys.stderr, flush=True)
     # TensorFlow would wait for an hour, deaf to signals and holding Python's lock; faulthandler needs no lock.
     faulthandler.dump_traceback_later(START_SECONDS, exit=True)
     try:

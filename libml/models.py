@@ -49,7 +49,7 @@ class BatchNormalization(keras.layers.Layer):
         mean, square = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.MEAN, moments))
         variance, mean = square - tf.square(mean), mean + shift
         scale = gamma * tf.math.rsqrt(variance + self.epsilon)
-        y = x * tf.cast(scale, x.dtype) + tf.cast(beta - mean * scale, x.dtype)
+        y = tf.cast(tf.cast(x, tf.float32) * scale + (beta - mean * scale), x.dtype)  # as precise as the fused op
         count = tf.cast(tf.size(x) // x.shape[-1] * context.num_replicas_in_sync, tf.float32)
         return y, mean, variance * count / tf.maximum(count - 1, 1)  # Bessel's correction, as the fused op has it
 

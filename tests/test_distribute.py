@@ -116,10 +116,9 @@ def strategy_of(replicas):
 def plain_network():
     """A network without batch normalisation."""
     init = [keras.initializers.GlorotNormal(seed=i) for i in range(2)]
-    network = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(6, 3, activation="relu",
-                                                                            kernel_initializer=init[0]),
-                                keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(4, kernel_initializer=init[1])])
-    return network
+    layers = [keras.layers.Conv2D(6, 3, activation="relu", kernel_initializer=init[0]),
+              keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(4, kernel_initializer=init[1])]
+    return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
 def normalized_network(sync_bn):
