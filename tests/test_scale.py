@@ -154,9 +154,32 @@ def test_errors_come_first(command, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh"])
+@pytest.mark.parametrize(("ending", "code", "requeued"), [
+    ("exit 0", 0, False), ("exit 2", 2, False), ("exit 75", 0, True), ("while :; do sleep 0.05; done", 0, True)])
+def test_job_scripts(script, ending, code, requeued, tmp_path):
+    """With stand-ins for SLURM's programs; in the last case the job is preempted: TERM to the script and its step."""
+    srun = f"trap 'exit 143' TERM\necho $$ > {tmp_path}/pid\necho \"$@\" > {tmp_path}/args\n{ending}"
+    for name, text in {"srun": srun, "scontrol": f"echo $@ > {tmp_path}/requeued"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
+                   "SLURM_SUBMIT_DIR": str(ROOT)}
+    with subprocess.Popen(["bash", ROOT / "scripts" / "slurm" / script, "-m", "cssl.cssl", "--rerun=a b"],
+                          env=environment) as job:
+        if "sleep" in ending:
+            while not (tmp_path / "args").exists():
+                time.sleep(0.02)
+            job.send_signal(signal.SIGTERM)
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+        assert job.wait(20) == code
+    assert (tmp_path / "args").read_text().endswith("python -m cssl.cssl --rerun=a b\n")
+    assert (tmp_path / "requeued").exists() == requeued
+
+
 def test_half_precision_and_xla_from_the_command_line(command, tmp_path):
-    done = command("-m", "cssl.fixmatch", *TINY, "--augment=x.x.x", "--train_steps=3", "--mixed_precision=float16", "--jit",
-                   f"--train_dir={tmp_path}")
+    done = command("-m", "cssl.fixmatch", *TINY, "--augment=x.x.x", "--train_steps=3", "--mixed_precision=float16",
+                   "--jit", f"--train_dir={tmp_path}")
     assert "Finished after 3 updates" in done.stdout
     assert "warning: XLA" not in done.stdout
     folder = run_folder(tmp_path)
