@@ -40,14 +40,14 @@ class Workers:
     def output(self, worker: int) -> str:
         return self.files[worker].read_text()
 
-    def wait_for(self, pattern: str, seconds: float = 240) -> None:
+    def wait_for(self, pattern: str, seconds: float = 400) -> None:
         """Waits until the chief's output holds a pattern."""
         end = time.monotonic() + seconds
         while not re.search(pattern, self.output(0)):
             assert self.processes[0].poll() is None and time.monotonic() < end, self.output(0) + self.output(1)
             time.sleep(0.05)
 
-    def codes(self, seconds: float = 240) -> list[int]:
+    def codes(self, seconds: float = 400) -> list[int]:
         """Waits for the end of all processes; returns their exit codes."""
         end = time.monotonic() + seconds
         return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
