@@ -47,9 +47,10 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from absl import flags  # noqa: E402
 
-from libml import models, results  # noqa: E402
+from libml import distribute, models, results  # noqa: E402
 from libml.augment import Augmenter, parse_augment  # noqa: E402
-from libml.data import GRAMMAR, SSLData, load, parse_name  # noqa: E402
+from libml.data import GRAMMAR, SSLData, check_batch, load, parse_name  # noqa: E402
+from libml.distribute import ScaleOptions  # noqa: E402
 from libml.errors import UserError  # noqa: E402
 from libml.options import describe, option  # noqa: E402
 from libml.ssl import SSLModel  # noqa: E402
@@ -61,7 +62,6 @@ from libml.train import (  # noqa: E402
     checkpoint_of,
     evaluate,
     format_seconds,
-    write_atomically,
 )
 
 
@@ -100,7 +100,8 @@ class AugmentOptions:
     adecay: float = option(0.99, "CTAugment: decay of the rates")
 
 
-GROUPS = {"data": DataOptions, "network": NetworkOptions, "augmentation": AugmentOptions, "training": TrainOptions}
+GROUPS = {"data": DataOptions, "network": NetworkOptions, "augmentation": AugmentOptions, "training": TrainOptions,
+          "scale": ScaleOptions}
 
 # What a dataset changes where the user said nothing. Digits: a small net and fast averages, minutes on a CPU.
 PRESETS = {
@@ -110,11 +111,14 @@ PRESETS = {
                "warmup_kimg": 4.0},
 }
 
+WIDTHS = {"digits": 16, "stl10": 96}  # of images that are not 32 pixels wide
+
 # Always part of a run folder's name, as in the original; everything else appears where it differs from its default.
 NAMED = ("alpha_bound", "arch", "batch", "conf_p", "confidence", "filters", "lr", "repeat", "scales", "uncertainty_p",
          "uratio", "wd", "wu")
 # Not part of what is computed: a run may continue with other values.
-FREE = ("data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "train_kimg")
+FREE = ("data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "train_kimg", "strategy",
+        "num_devices", "deterministic")
 
 
 def default_data_dir() -> Path:
@@ -129,7 +133,7 @@ def guarded(main: Callable[[], int | None]) -> None:
         sys.exit(main())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
 
 
 def method_modules() -> list[str]:
@@ -221,6 +225,8 @@ def parse(method: type[SSLModel], argv: list[str]) -> tuple[dict, dict]:
             raise UserError("--train_steps and --train_kimg both say how long to train; give one of them.")
         config["train_kimg"] = values["train_steps"].value * config["batch"] / 1024
     config["data_dir"] = config["data_dir"] or str(default_data_dir())
+    width = WIDTHS.get(dataset.dataset, config["image_size"] if dataset.dataset.startswith("folder:") else 32)
+    config["scales"] = config["scales"] or max(1, models.default_scales(width))
     _check(config)
     return config, preset
 
@@ -259,17 +265,20 @@ def build_model(method: type[SSLModel], config: dict, data: SSLData) -> SSLModel
     if config["whiten"]:
         pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
         statistics = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    # Layers take the policy that holds when they are created.
+    keras.config.set_dtype_policy(distribute.POLICIES[config["mixed_precision"]])
     try:
         network = models.build(config["arch"], num_classes=data.num_classes, image_shape=data.image_shape,
-                               filters=config["filters"], repeat=config["repeat"], scales=config["scales"] or None,
+                               filters=config["filters"], repeat=config["repeat"], scales=config["scales"],
                                dropout=getattr(options, "dropout", 0.0), bn_momentum=config["bn_momentum"],
-                               seed=config["seed"])
+                               sync_bn=config["sync_bn"], seed=config["seed"])
         # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
         augmenter = Augmenter(config["augment"], image_shape=data.image_shape, mirror=data.mirror, shift=data.shift,
                               depth=config["adepth"], threshold=config["ath"], decay=config["adecay"],
                               jit_compile=bool(tf.config.list_physical_devices("GPU")))
         return method(network, data.num_classes, options=options, augmenter=augmenter, seed=config["seed"],
-                      total_images=options_of(TrainOptions, config).total_images, image_statistics=statistics)
+                      total_images=options_of(TrainOptions, config).total_images, image_statistics=statistics,
+                      loss_scaling=config["mixed_precision"] == "float16", jit=config["jit"])
     except UserError:
         raise
     except ValueError as error:  # libraries say what they got and what they wanted, in one line
@@ -312,8 +321,8 @@ def claim_folder(folder: Path, method: type[SSLModel], config: dict) -> None:
                                 "same value, or another --train_dir or --rerun.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(wanted, indent=1).encode())
-        write_atomically(folder / "args" / "environment.json", json.dumps(environment(), indent=1).encode())
+        results.write_text(path, json.dumps(wanted, indent=1))
+        results.write_text(folder / "args" / "environment.json", json.dumps(environment(), indent=1))
     except OSError as error:
         raise UserError(f"Cannot write to the run folder {folder} ({error.strerror}). Name a writable --train_dir.") \
             from error
@@ -339,20 +348,35 @@ def _main(method: type[SSLModel], argv: list[str]) -> int:
     config, preset = parse(method, argv)
     if config["eval_ckpt"]:
         return evaluate_checkpoint(method, config)
+    scale = options_of(ScaleOptions, config)
+    strategy = distribute.create_strategy(scale, distribute.find_cluster(scale.strategy, os.environ))
+    with distribute.watch(strategy):
+        distribute.check_jit(scale, strategy.num_replicas_in_sync)
+        check_batch(config["batch"], strategy.num_replicas_in_sync)
+        distribute.check_same(strategy, {k: v for k, v in config.items() if k not in ("data_dir", "train_dir")})
+        return train(method, config, preset, strategy)
+
+
+def train(method: type[SSLModel], config: dict, preset: dict, strategy: tf.distribute.Strategy) -> int:
+    """Trains from the flat configuration; returns the exit code."""
+    is_chief = distribute.worker_index(strategy) == 0
     data = load(config["dataset"], config["data_dir"], config["image_size"])
-    strategy = tf.distribute.get_strategy()
     with strategy.scope():
         model = build_model(method, config, data)
     folder = run_folder(method, config)
-    claim_folder(folder, method, config)
-    trainer = Trainer(model, data, options_of(TrainOptions, config), folder, strategy)
+    if is_chief:
+        claim_folder(folder, method, config)
+    trainer = Trainer(model, data, options_of(TrainOptions, config), folder, strategy, is_chief)
     announce(trainer, config, preset)
     started = time.perf_counter()
     try:
         result = trainer.run()
     except Interrupted as interrupted:
         return 128 + interrupted.signum
-    conclude(trainer, result, time.perf_counter() - started)
+    if is_chief:
+        conclude(trainer, result, time.perf_counter() - started)
+    if distribute.worker_count(strategy) > 1:  # proof, in every process's output, that all hold the same weights
+        print(f"worker {distribute.worker_index(strategy)}: weights sha256 {model.fingerprint()}", flush=True)
     return 0
 
 

@@ -230,6 +230,15 @@ def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch
     return tf.ensure_shape(shuffled, [count])
 
 
+def check_batch(batch: int, num_shards: int) -> None:
+    """Raises UserError, naming the nearest batch that would do, where a batch does not divide over the replicas."""
+    if batch % num_shards:
+        lower = batch - batch % num_shards
+        nearest = lower if lower and batch - lower <= lower + num_shards - batch else lower + num_shards
+        raise UserError(f"A batch of {batch} does not divide over {num_shards} replicas; the nearest that does is "
+                        f"{nearest}.")
+
+
 def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step: int = 0, num_shards: int = 1,
             first_shard: int = 0, local_shards: int = 1) -> tf.data.Dataset:
     """Returns the endless training batches from `start_step` on: flat dicts, a pure function of (seed, step).
@@ -242,11 +251,7 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
         unlabeled: [batch * uratio / num_shards, H, W, 3] uint8; unlabeled_label: the held-back classes, int32, -1 where
         unknown: for monitoring only.
     """
-    if batch % num_shards:
-        lower = batch - batch % num_shards
-        nearest = lower if lower and batch - lower <= lower + num_shards - batch else lower + num_shards
-        raise UserError(f"A batch of {batch} does not divide over {num_shards} replicas; the nearest that does is "
-                        f"{nearest}.")
+    check_batch(batch, num_shards)
     images, labels = np.asarray(data.images), data.labels.astype(np.int32)  # asarray: a plain view of a memory map
     labeled, classes, unlabeled = data.labeled, data.labeled_classes.astype(np.int32), data.unlabeled
     labeled_count = batch // num_shards

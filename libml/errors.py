@@ -3,3 +3,5 @@
 
 class UserError(ValueError):
     """Bad input: one line that says what came, what was expected and how to fix it."""
+
+    exit_code = 2

@@ -49,7 +49,7 @@ class BatchNormalization(keras.layers.Layer):
         mean, square = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.MEAN, moments))
         variance, mean = square - tf.square(mean), mean + shift
         scale = gamma * tf.math.rsqrt(variance + self.epsilon)
-        y = x * tf.cast(scale, x.dtype) + tf.cast(beta - mean * scale, x.dtype)
+        y = tf.cast(tf.cast(x, tf.float32) * scale + (beta - mean * scale), x.dtype)  # as precise as the fused op
         count = tf.cast(tf.size(x) // x.shape[-1] * context.num_replicas_in_sync, tf.float32)
         return y, mean, variance * count / tf.maximum(count - 1, 1)  # Bessel's correction, as the fused op has it
 
@@ -295,6 +295,11 @@ class TwoHeads(keras.Model):
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {"resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake}
 
 
+def default_scales(width: int) -> int:
+    """Stages that bring images of this width down to feature maps of 8 pixels, or 5 to 7."""
+    return math.ceil(math.log2(width)) - 2
+
+
 def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
           scales: int | None = None, dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False,
           seed: int | None = None) -> keras.Model:
@@ -302,7 +307,7 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
     if arch not in ARCHITECTURES:
         raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
     if scales is None:
-        scales = math.ceil(math.log2(image_shape[1])) - 2
+        scales = default_scales(image_shape[1])
     if min(scales, repeat, filters) < 1:
         raise ValueError(f"Network sizes must be at least 1; got scales={scales}, repeat={repeat}, filters={filters}.")
     if not 0 <= dropout < 1:

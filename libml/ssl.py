@@ -1,4 +1,5 @@
 """The semi-supervised model: one training step with its augmentation, loss, SGD, averages and probe."""
+import hashlib
 import inspect
 import math
 from collections.abc import Sequence
@@ -174,7 +175,7 @@ class SSLModel(keras.Model):
             self.method_state[name] = state(name, value.shape, "zeros")
             self.method_state[name].assign(value)
         self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
-        self._gradients = tf.function(self._compute_gradients, jit_compile=True) if jit else self._compute_gradients
+        self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True)
         self.built = True
 
     def _class_prior(self) -> np.ndarray:
@@ -279,8 +280,8 @@ class SSLModel(keras.Model):
             strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k)) for k in range(num_strong)]
             views["strong"] = tf.concat(strong, 0)
         if self.augmenter.uses_probe and num_strong:
-            probe, views["policy"] = self.augmenter.probe(labeled, fold_in(seed, 3))
-            views["probe"] = to_float(probe)
+            probe, policy = self.augmenter.probe(labeled, fold_in(seed, 3))
+            views |= {"probe": to_float(probe), "probe_ops": policy["ops"], "probe_params": policy["params"]}
         return views
 
     def train_step(self, batch: dict) -> Scalars:
@@ -291,9 +292,7 @@ class SSLModel(keras.Model):
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
         updates = tf.convert_to_tensor(self.updates)
         lr = self.learning_rate(updates * self.options.batch)
-        tensors = {key: value for key, value in views.items() if key not in ("policy", "probe")}
-        gradients, scalars, statistics, prediction, state = average_over_replicas(
-            self._gradients(tensors, fold_in(self.step_seed(), 2)))
+        gradients, scalars, statistics, prediction, state = average_over_replicas(self._gradients(views))
         scalars["monitors/lr"] = lr
 
         weights = values_of(self.network.trainable_variables)
@@ -315,9 +314,14 @@ class SSLModel(keras.Model):
             scalars["monitors/loss_scale"] = scale[0]
         if "probe" in views:
             probabilities = tf.nn.softmax(self.infer(views["probe"]))  # the averaged weights before they change
-            self.augmenter.update(views["policy"], probabilities, views["label"])
+            policy = {"ops": views["probe_ops"], "params": views["probe_params"]}
+            self.augmenter.update(policy, probabilities, views["label"])
         assign_all([*variables, self.updates], [*new, updates + 1])
         return scalars
+
+    def trial_loss(self, batch: dict) -> tf.Tensor:
+        """Returns the loss of a batch on this replica and changes nothing: shows whether the step can be compiled."""
+        return self._gradients(self.make_views(batch))[1]["losses/total"]
 
     def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
         """lr * cos(7 pi / 16 * images / horizon), or lr for methods without decay."""
@@ -325,6 +329,11 @@ class SSLModel(keras.Model):
             return tf.constant(self.options.lr)
         progress = tf.cast(images_seen, tf.float32) / self.total_images
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
+
+    def _gradients(self, views: dict):
+        tensors = {key: value for key, value in views.items() if not key.startswith("probe")}
+        compute = self._compiled if self.jit else self._compute_gradients
+        return compute(tensors, fold_in(self.step_seed(), 2))
 
     def _compute_gradients(self, views: dict, seed: tf.Tensor):
         """Forward and backward pass of one replica: gradients, scalars, BN statistics, mean prediction, state."""
@@ -382,6 +391,13 @@ class SSLModel(keras.Model):
         if self.augmenter is not None and self.augmenter.uses_probe:
             items["rates"] = self.augmenter.rates
         return items
+
+    def fingerprint(self) -> str:
+        """Returns a hash of everything in the checkpoint: equal if and only if two models are, bit by bit."""
+        digest = hashlib.sha256()
+        for variable in tf.nest.flatten(self.checkpoint_items()):
+            digest.update(variable.numpy().tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,12 @@ from tqdm import tqdm
 from libml import calibration, results
 from libml.augment import OPS, to_float
 from libml.data import SSLData, batches
+from libml.distribute import Council
 from libml.errors import UserError
 from libml.options import option
 from libml.ssl import SSLModel
 
+CHECKPOINT = "model.ckpt"
 CAPACITY = 64  # scalars a step may return
 PSEUDO_LABEL_SAMPLE = 512  # unlabelled images whose pseudo-labels are kept for the report page
 
@@ -151,13 +153,6 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], say: Calla
     return None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file in one step."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 class Trainer:
     """Runs a model to the end of its schedule, from wherever its folder left off.
 
@@ -181,6 +176,7 @@ class Trainer:
         self.scalar_names: list[str] = []
         self.totals = tf.Variable(tf.zeros([CAPACITY], tf.float64), trainable=False)  # sums since the last report
         self.evaluator = Evaluator(model, strategy)
+        self.council = Council(strategy)
         self.checkpoint = checkpoint_of(model, totals=self.totals)
         self.metrics_file = folder / "metrics.jsonl"
         self.writer = None
@@ -188,7 +184,7 @@ class Trainer:
         for part in ("tf", "stats") if is_chief else ():
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.manager = tf.train.CheckpointManager(self.checkpoint, str(folder / "tf"), max_to_keep=options.keep_ckpt,
-                                                  checkpoint_name="model.ckpt")
+                                                  checkpoint_name=CHECKPOINT)
 
     def say(self, text: str) -> None:
         """Writes a line to the terminal, without tearing the progress bar, and to the log file."""
@@ -201,8 +197,16 @@ class Trainer:
 
     def restore(self) -> int:
         """Continues from the newest readable checkpoint; returns the number of updates done."""
-        path = restore_newest(self.checkpoint, list(self.manager.checkpoints), self.say)
-        updates = int(self.model.updates.numpy())
+        path = None
+        if self.is_chief:
+            path = restore_newest(self.checkpoint, list(self.manager.checkpoints), self.say)
+        updates = int(self.council.hear(self.model.updates.numpy())[0, 0])  # all continue where the chief does
+        if updates and not self.is_chief:
+            path = str(self.folder / "tf" / f"{CHECKPOINT}-{updates * self.batch}")
+            if not Path(path + ".index").exists():
+                raise UserError(f"Worker {self.council.index} does not find {path}, where the chief continues: "
+                                "--train_dir must be a folder that all machines share.")
+            restore_newest(self.checkpoint, [path], self.say)
         if self.is_chief:
             self._forget_after(updates * self.batch)
         if path:
@@ -213,7 +217,7 @@ class Trainer:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
         reports = [report for report in results.read_run(self.folder).metrics if report["step"] <= images]
         text = "".join(json.dumps(report) + "\n" for report in reports)
-        write_atomically(self.metrics_file, text.encode())
+        results.write_text(self.metrics_file, text)
         stale = list((self.folder / "tf").glob("events.out.tfevents.*"))
         self.writer = tf.summary.create_file_writer(str(self.folder / "tf"))
         for report in reports:
@@ -250,6 +254,17 @@ class Trainer:
 
         return run
 
+    def _try_jit(self, updates: int) -> None:
+        """Compiles the step before anything depends on it; goes on without XLA if it cannot."""
+        run = tf.function(lambda batch: self.strategy.run(self.model.trial_loss, args=(batch,)))
+        try:
+            run(next(self._batches(updates)))
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
+            reason = next((line for line in error.message.splitlines() if "nsupported" in line or "XLA" in line),
+                          error.message.splitlines()[0])
+            self.say(f"warning: XLA cannot compile this step ({reason.strip()[:300]}); continuing without --jit.")
+            self.model.jit = False
+
     def _batches(self, start: int):
         def make(context: tf.distribute.InputContext):
             local = self.strategy.num_replicas_in_sync // context.num_input_pipelines
@@ -265,12 +280,17 @@ class Trainer:
         if updates < self.total_updates:
             with _signals() as signals:
                 self._train(updates, signals)
+            self.council.part()  # nobody leaves before the chief has written the last checkpoint
         else:
             self.say(f"This run is finished: {updates} updates were done before.")
+        if not self.is_chief:
+            return {}
         reports = results.read_run(self.folder).metrics
         return {name: results.medians([report[name] for report in reports]) for name in ("accuracy", "ece")}
 
     def _train(self, updates: int, signals: list[int]) -> None:
+        if self.model.jit:
+            self._try_jit(updates)
         iterator, run = self._batches(updates), self._step_function()
         per_update = self.batch * (1 + self.uratio)
         chunk, busy, seen = 1, 0.0, 0
@@ -295,11 +315,15 @@ class Trainer:
                     self._report(updates, rate, started, first)
                     busy, seen = 0.0, 0
                     self._save_on_grid(updates)
-                if signals:
+                # Clocks and signals differ between processes, but all must stop, or go on, by the same updates.
+                said = self.council.hear(chunk, signals[0] if signals else 0)
+                chunk, stop = int(said[:, 0].min()), int(said[:, 1].max())
+                if stop:
                     self.save(updates)
-                    self.say(f"Stopped by {signal.Signals(signals[0]).name} after {updates} updates; state saved in "
+                    self.say(f"Stopped by {signal.Signals(stop).name} after {updates} updates; state saved in "
                              f"{self.folder / 'tf'}. The same command continues.")
-                    raise Interrupted(signals[0])
+                    self.council.part()
+                    raise Interrupted(stop)
         self._bar = None
 
     def _progress(self, count: int, updates: int, busy: float, seen: int, per_update: int) -> None:
@@ -354,7 +378,7 @@ class Trainer:
             np.save(temporary, self.model.augmenter.rates.numpy())
             os.replace(temporary, stats / "rates.npy")
             names = {"ops": list(OPS), "bins": [list(op.bins) for op in OPS.values()]}
-            write_atomically(stats / "rates.json", json.dumps(names).encode())
+            results.write_text(stats / "rates.json", json.dumps(names))
 
     def _save_on_grid(self, updates: int) -> None:
         every = max(1, round(self.options.save_kimg * 1024 / self.batch / self.report_updates)) * self.report_updates
