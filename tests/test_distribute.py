@@ -249,7 +249,7 @@ def small_trainer(replicas, digits, folder, steps):
     strategy = strategy_of(replicas)
     with strategy.scope():
         network = models.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=4, repeat=1, seed=1)
-        augmenter = Augmenter("d.d.d", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
+        augmenter = Augmenter("d.d.x", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
         model = CSSL(network, 10, options=CSSL.Options(batch=8, uratio=2), augmenter=augmenter)
     options = TrainOptions(train_kimg=steps * 8 / 1024, report_kimg=2 * 8 / 1024, save_kimg=2 * 8 / 1024,
                            schedule_kimg=1.0)
