@@ -45,15 +45,14 @@ class WorkerLost(UserError):
 
 def expand_hosts(expression: str) -> list[str]:
     """Expands a SLURM host list such as node[01-03,07],login or r[1-2]n[3-4] (the last bracket runs fastest)."""
+    if not re.fullmatch(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?:,(?:[^,\[\]]|\[[^\[\]]+\])+)*", expression):
+        raise UserError(f"Malformed SLURM host list {expression!r}; expected something like node[01-03,07].")
     hosts = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", expression):
         names = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
             names = [name + piece for name in names for piece in ([literal] if literal else _numbers(ranges))]
         hosts += names
-    if not hosts or "".join(re.split(r"[\[\]]", expression)).strip() == "" or expression.count("[") != expression.count(
-            "]"):
-        raise UserError(f"Malformed SLURM host list {expression!r}; expected something like node[01-03,07].")
     return hosts
 
 
@@ -61,7 +60,7 @@ def _numbers(ranges: str) -> list[str]:
     numbers = []
     for piece in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
-        if not match:
+        if not match or int(match[2] or match[1]) < int(match[1]):
             raise UserError(f"Malformed range {piece!r} in a SLURM host list; expected something like 01-03.")
         low, high = match[1], match[2] or match[1]
         numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
