@@ -396,7 +396,7 @@ def announce(trainer: Trainer, config: dict, preset: dict) -> None:
     unlabeled = ""
     if trainer.uratio:
         unlabeled = f", {images * trainer.uratio / len(data.unlabeled):.1f} epochs of the unlabelled ones"
-    trainer.say(f"  length: {images / 1024:g} kimg = {images} labelled images = {trainer.total_updates} updates = "
+    trainer.say(f"  length: {images / 1024:.12g} kimg = {images} labelled images = {trainer.total_updates} updates = "
                 f"{images / len(data.labeled):.1f} epochs of the labelled images{unlabeled}; "
                 f"a report every {trainer.report_updates} updates")
     trainer.say(f"  network: {config['arch']}, {models.count_weights(model.network):,} weights")
