@@ -326,7 +326,8 @@ def test_replicas_make_one_update():
     replicas = 2  # the same number in all tests of a process: TensorFlow cannot regroup devices for its collectives
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     assert len(devices) >= replicas, "several logical CPU devices must be configured before TensorFlow starts"
-    strategy = tf.distribute.MirroredStrategy(devices[:replicas])
+    # Reduction without collectives: those of several strategies in one process get in each other's way.
+    strategy = tf.distribute.MirroredStrategy(devices[:replicas], tf.distribute.ReductionToOneDevice())
     with strategy.scope():
         augmenter = Augmenter("d.d.d", **DIGITS)
     images, steps, n = random_images(8), 3, 8

@@ -350,7 +350,8 @@ def test_gradient_of_batch_normalization():
 
 @pytest.fixture(scope="module")
 def strategy():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # Reduction without collectives: those of several strategies in one process get in each other's way.
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
 @pytest.mark.parametrize("sync_bn", [False, True])
