@@ -470,3 +470,12 @@ def test_everything_runs_on_a_gpu(spec):
         assert devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
     for node in inside:
         assert "XLA_GPU_JIT" in devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"
+
+
+@pytest.mark.parametrize("augment", ["d.d.d", "d.d.rac"])
+def test_parts_made_side_by_side_are_the_same_pixels(augment):
+    settings = dict(image_shape=(16, 16, 3), mirror=True, shift=2, jit_compile=False)
+    one, two = Augmenter(augment, **settings), Augmenter(augment, threads=2, **settings)
+    images = np.random.RandomState(0).randint(0, 256, (12, 16, 16, 3)).astype(np.uint8)
+    for view in ("labeled", "weak", "strong"):
+        np.testing.assert_array_equal(getattr(one, view)(images, [1, 2]), getattr(two, view)(images, [1, 2]))

@@ -74,11 +74,13 @@ class Augmenter(tf.Module):
 
     `mirror` and `shift` say what the default weak augmentation of the dataset is. With `jit_compile` XLA compiles the
     views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
-    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only.
+    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only. On a CPU,
+    batches are cut into `threads` parts that are made side by side.
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
-                 depth: int = 2, threshold: float = 0.80, decay: float = 0.99, jit_compile: bool = True) -> None:
+                 depth: int = 2, threshold: float = 0.80, decay: float = 0.99, jit_compile: bool = True,
+                 threads: int = 1) -> None:
         super().__init__(name="augmenter")
         self.spec = parse_augment(spec) if isinstance(spec, str) else spec
         if len(image_shape) != 3 or image_shape[2] != 3:
@@ -86,7 +88,7 @@ class Augmenter(tf.Module):
         if not 0 <= shift < min(image_shape[:2]):
             raise ValueError(f"shift={shift}: reflect-padding needs 0 <= shift < {min(image_shape[:2])}")
         self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
-        self.jit_compile = jit_compile
+        self.jit_compile, self.threads = jit_compile, threads
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
         self._rand: RandAugment | None = self.spec.rand_augment
         self.uses_probe = self.spec.strong == "d"
@@ -94,8 +96,14 @@ class Augmenter(tf.Module):
             self.rates = tf.Variable(tf.ones(ctaugment.RATES_SHAPE), trainable=False, name="rates",
                                      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
-    def _run(self, function, *args) -> tf.Tensor:
-        return (_compiled[function] if self.jit_compile else function)(*args, self.jit_compile)
+    def _run(self, function, images: tf.Tensor, draws: Draws, *numbers) -> tf.Tensor:
+        function = _compiled[function] if self.jit_compile else function
+        if self.threads == 1 or images.shape[0] % self.threads:
+            return function(images, draws, *numbers, self.jit_compile)
+        # Independent nodes of the graph: TensorFlow runs them side by side.
+        parts = zip(*(tf.split(tensor, self.threads) for tensor in (images, *draws.values())), strict=True)
+        return tf.concat([function(part[0], dict(zip(draws, part[1:], strict=True)), *numbers, self.jit_compile)
+                          for part in parts], 0)
 
     def _draw_weak(self, kind: str, uniform: tf.Tensor) -> Draws:
         mirror, shift = self._weak_kinds[kind]
