@@ -9,19 +9,16 @@ draws its random numbers, Pillow gets them for free. The contenders take turns, 
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from cssl import cli  # isort: skip (it sets TensorFlow's environment: before the import)
 
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import numpy as np
+import tensorflow as tf
 
-from libml.augment import OPS, Augmenter, apply, pillow_apply  # noqa: E402
+from libml.augment import OPS, Augmenter, apply, pillow_apply
 
 
 def _images(n: int, size: int, data_dir: str | None) -> tuple[np.ndarray, str]:
@@ -109,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.guarded(main)

@@ -9,22 +9,20 @@ ops.png: every operation over its bins; pairs.png: weak and strong views; rates.
 """
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from cssl import cli  # isort: skip (it sets TensorFlow's environment: before the import)
 
-import matplotlib  # noqa: E402
+import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
 
-from libml.augment import OPS, Augmenter, apply, to_uint8  # noqa: E402
-from libml.augment.ctaugment import BINS, RATES_SHAPE  # noqa: E402
+from libml.augment import OPS, Augmenter, apply, to_uint8
+from libml.augment.ctaugment import BINS, RATES_SHAPE
+from libml.errors import UserError
 
 
 def load_images(n: int, data_dir: str | None) -> tuple[np.ndarray, bool]:
@@ -52,15 +50,15 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
     else:
         path = tf.train.latest_checkpoint(checkpoint) if Path(checkpoint).is_dir() else checkpoint
         if path is None:
-            raise SystemExit(f"--checkpoint={checkpoint}: no checkpoint in this directory")
+            raise UserError(f"--checkpoint={checkpoint}: no checkpoint in this directory")
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()
         names = [name for name, shape in shapes.items() if "rates" in name and tuple(shape) == RATES_SHAPE]
         if not names:
-            raise SystemExit(f"--checkpoint={checkpoint}: no CTAugment rates, a variable of shape {RATES_SHAPE}")
+            raise UserError(f"--checkpoint={checkpoint}: no CTAugment rates, a variable of shape {RATES_SHAPE}")
         values = reader.get_tensor(names[0])
     if values.shape != RATES_SHAPE:
-        raise SystemExit(f"rates of shape {values.shape}, expected {RATES_SHAPE}")
+        raise UserError(f"rates of shape {values.shape}, expected {RATES_SHAPE}")
     return values
 
 
@@ -156,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.guarded(main)

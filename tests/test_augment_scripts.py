@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from libml.augment import Augmenter
+from libml.errors import UserError
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 sys.path.append(str(SCRIPTS))
@@ -37,11 +38,11 @@ def test_sheet_errors(tmp_path):
     show_augment = importlib.import_module("show_augment")
     np.save(tmp_path / "wrong.npy", np.ones(3))
     tf.train.Checkpoint(other=tf.Variable(1.0)).write(str(tmp_path / "other"))
-    with pytest.raises(SystemExit, match="no checkpoint in this directory"):
+    with pytest.raises(UserError, match="no checkpoint in this directory"):
         show_augment.read_rates(None, str(tmp_path))
-    with pytest.raises(SystemExit, match="no CTAugment rates"):
+    with pytest.raises(UserError, match="no CTAugment rates"):
         show_augment.read_rates(None, str(tmp_path / "other"))
-    with pytest.raises(SystemExit, match=r"rates of shape \(3,\)"):
+    with pytest.raises(UserError, match=r"rates of shape \(3,\)"):
         show_augment.read_rates(str(tmp_path / "wrong.npy"), None)
 
 
