@@ -60,7 +60,7 @@ def label_spreading(names: list[str]) -> dict:
         probabilities = np.nan_to_num(probabilities, nan=1 / dataset.num_classes)
         accuracies.append(100 * calibration.accuracy(probabilities, dataset.test_labels))
         errors.append(calibration.expected_calibration_error(probabilities, dataset.test_labels))
-    return {"runs": len(names), "images_per_s": float("nan"), **_statistics("accuracy", accuracies),
+    return {"runs": len(names), "images_per_s": None, **_statistics("accuracy", accuracies),
             **_statistics("ece", errors)}
 
 
@@ -77,9 +77,10 @@ def table(rows: dict[str, dict]) -> str:
     lines = ["| method | accuracy | against labels alone | ECE | images/s | runs |", "|---|---|---|---|---|---|"]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["accuracy"]):
         gain = "" if BASELINE not in rows else f"{row['accuracy'] - rows[BASELINE]['accuracy']:+.2f}"
+        speed = "–" if row["images_per_s"] is None else f"{row['images_per_s']:.0f}"
         title = name if name == SPREADING else cli.method_class(name).__name__
         lines.append(f"| {title} | {cell(row, 'accuracy', 2)} | {gain} | "
-                     f"{cell(row, 'ece', 4)} | {row['images_per_s']:.0f} | {row['runs']} |")
+                     f"{cell(row, 'ece', 4)} | {speed} | {row['runs']} |")
     return "\n".join(lines)
 
 
