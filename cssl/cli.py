@@ -5,11 +5,13 @@ import json
 import os
 import pkgutil
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +49,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from absl import flags  # noqa: E402
 
-from libml import distribute, models, results  # noqa: E402
+from libml import distribute, models, paper, results  # noqa: E402
 from libml.augment import Augmenter, parse_augment  # noqa: E402
 from libml.data import GRAMMAR, SSLData, check_batch, load, parse_name  # noqa: E402
 from libml.distribute import ScaleOptions  # noqa: E402
@@ -120,6 +122,8 @@ NAMED = ("alpha_bound", "arch", "batch", "conf_p", "confidence", "filters", "lr"
 FREE = ("data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "train_kimg", "strategy",
         "num_devices", "deterministic")
 
+STOPPED = (130, 143)  # exit codes after SIGINT and SIGTERM: the state is saved, the same command continues
+
 
 def default_data_dir() -> Path:
     """Returns $ML_DATA, else what TFDS itself would use."""
@@ -136,15 +140,29 @@ def guarded(main: Callable[[], int | None]) -> None:
         sys.exit(error.exit_code)
 
 
+def run_program(command: list[str], **options) -> int:
+    """Runs a program to its end and returns its exit code; a signal to this one stops that one, which then saves."""
+    process = None
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),  # a terminal sends it to both
+                signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process and process.terminate())}
+    try:
+        process = subprocess.Popen(command, **options)
+        return process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def method_modules() -> list[str]:
     """Returns the names of the method modules: every module of the package but this one."""
     return sorted(info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)]) if info.name != "cli")
 
 
 def method_class(module: str) -> type[SSLModel]:
-    """Returns the method that a module of this package defines."""
-    members = vars(importlib.import_module(f"cssl.{module}")).values()
-    return next(m for m in members if inspect.isclass(m) and issubclass(m, SSLModel) and m is not SSLModel)
+    """Returns the method that a module of this package defines; those it imports, to build on, do not count."""
+    name = f"cssl.{module}"
+    members = vars(importlib.import_module(name)).values()
+    return next(m for m in members if inspect.isclass(m) and issubclass(m, SSLModel) and m.__module__ == name)
 
 
 def console(module: str | None = None) -> None:
@@ -162,6 +180,12 @@ def main(method: type[SSLModel]) -> None:
 def option_groups(method: type[SSLModel]) -> dict[str, type]:
     """Returns the option classes by the title of their group, the method's own first."""
     return {f"{method.__name__} (symbols of the paper)": method.Options, **GROUPS}
+
+
+def default_config(method: type[SSLModel]) -> dict:
+    """Returns the configuration without flags and presets."""
+    return {name: field.default for options in option_groups(method).values()
+            for name, field in describe(options).items()}
 
 
 def define_flags(method: type[SSLModel]) -> flags.FlagValues:
@@ -208,7 +232,7 @@ def parse(method: type[SSLModel], argv: list[str]) -> tuple[dict, dict]:
         raise UserError(f"{message} (--help lists the flags)") from error
     if len(rest) > 1:
         raise UserError(f"Unexpected argument {rest[1]!r}; flags are written --name=value (--help lists them).")
-    config = {name: values[name].value for options in option_groups(method).values() for name in describe(options)}
+    config = {name: values[name].value for name in default_config(method)}
     given = {name for name in config if values[name].present}
     dataset = parse_name(config["dataset"])
     if method.uses_all_labels:
@@ -227,13 +251,13 @@ def parse(method: type[SSLModel], argv: list[str]) -> tuple[dict, dict]:
     config["data_dir"] = config["data_dir"] or str(default_data_dir())
     width = WIDTHS.get(dataset.dataset, config["image_size"] if dataset.dataset.startswith("folder:") else 32)
     config["scales"] = config["scales"] or max(1, models.default_scales(width))
-    _check(config)
+    _check(method, config)
     return config, preset
 
 
-def _check(config: dict) -> None:
+def _check(method: type[SSLModel], config: dict) -> None:
     positive = ("batch", "uratio", "filters", "repeat", "train_kimg", "report_kimg", "save_kimg", "keep_ckpt", "lr",
-                "K", "image_size", "adepth", "T", "temperature")
+                "K", "image_size", "adepth", "T", "temperature", "mc_passes")
     for name in positive:
         if config.get(name, 1) <= 0:
             raise UserError(f"--{name}={config[name]}: expected a positive number.")
@@ -245,10 +269,13 @@ def _check(config: dict) -> None:
                  "entmin_weight", "beta", "w_match", "w_kl", "w_rot", "warmup_kimg"):
         if config.get(name, 0) < 0:
             raise UserError(f"--{name}={config[name]}: expected 0 or more.")
-    try:
-        parse_augment(config["augment"])
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    if 0 < config["schedule_kimg"] < config["train_kimg"]:
+        raise UserError(f"--schedule_kimg={config['schedule_kimg']} is shorter than --train_kimg="
+                        f"{config['train_kimg']}: the cosine would end, and turn negative, before the run does.")
+    if method.needs_float32 and config["mixed_precision"] != "off":
+        raise UserError(f"--mixed_precision={config['mixed_precision']}: {method.__name__} needs changes of a pixel "
+                        "that half precision rounds away; leave it off.")
+    parse_augment(config["augment"])
 
 
 # Objects.
@@ -293,13 +320,32 @@ def run_folder(method: type[SSLModel], config: dict) -> Path:
     labels = "all" if name.labels is None else name.labels
     middle = (f"CTAugment_depth{config['adepth']}_th{config['ath']:.2f}_decay{config['adecay']:.3f}"
               if spec.strong == "d" else f"Augment_{spec.strong}")
-    defaults = {n: f.default for options in option_groups(method).values() for n, f in describe(options).items()}
+    defaults = default_config(method)
     skip = {*FREE, *describe(AugmentOptions), "dataset", "report_kimg"}
     parts = sorted(f"{n}{v}" for n, v in config.items()
                    if n in NAMED or n in defaults and n not in skip and v != defaults[n])
     return (Path(config["train_dir"]).expanduser() / config["rerun"] /
             f"{dataset}.{config['augment']}.{name.seed}@{labels}-{name.valid}" / middle /
             "_".join([method.__name__, *parts]).replace(os.sep, "_")[:250])
+
+
+def differences(found: dict, wanted: dict) -> dict[str, tuple]:
+    """Returns what two configurations compute differently: name -> (found, wanted)."""
+    found, wanted = ({**config, "schedule_kimg": paper.horizon(config)} for config in (found, wanted))
+    return {name: (found.get(name), wanted.get(name)) for name in sorted({*found, *wanted} - {*FREE})
+            if found.get(name) != wanted.get(name)}
+
+
+def finished_run(module: str, flags: list[str]) -> results.Run | None:
+    """Returns the run that a method's command makes, if it is on disk and has reached its end."""
+    method = method_class(module)
+    config, _ = parse(method, [module, *flags])
+    folder = run_folder(method, config)
+    if not (folder / "args" / "args.json").exists():
+        return None
+    run = results.read_run(folder)
+    wanted = {"method": method.__name__, **config}
+    return run if not differences(run.config, wanted) and replace(run, config=wanted).finished else None
 
 
 def claim_folder(folder: Path, method: type[SSLModel], config: dict) -> None:
@@ -311,14 +357,13 @@ def claim_folder(folder: Path, method: type[SSLModel], config: dict) -> None:
             found = json.loads(path.read_text())
         except ValueError as error:
             raise UserError(f"{path} is not readable ({error}). Move {folder} away to start anew.") from error
-        horizon = {"schedule_kimg": config["schedule_kimg"] or config["train_kimg"]}
-        found_horizon = {"schedule_kimg": found.get("schedule_kimg") or found.get("train_kimg")}
-        for name in sorted(set(wanted) | set(found)):
-            here, there = (found_horizon if name == "schedule_kimg" else found).get(name), \
-                (horizon if name == "schedule_kimg" else wanted).get(name)
-            if name not in FREE and here != there:
-                raise UserError(f"{folder} holds a run with {name}={here}, this command says {name}={there}. Use the "
-                                "same value, or another --train_dir or --rerun.")
+        for name, (here, there) in differences(found, wanted).items():
+            advice = "Use the same value"
+            if name == "schedule_kimg":
+                advice = ("The learning rate's cosine spans the first length of a run; one that is to be lengthened "
+                          "needs its final length as --schedule_kimg from the start. Use the same length")
+            raise UserError(f"{folder} holds a run with {name}={here}, this command says {name}={there}. {advice}, or "
+                            "another --train_dir or --rerun.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(path, json.dumps(wanted, indent=1))
@@ -330,9 +375,12 @@ def claim_folder(folder: Path, method: type[SSLModel], config: dict) -> None:
 
 def environment() -> dict:
     """Returns what a reader of the results will want to know about this program and machine."""
-    root = Path(__file__).parent.parent
-    commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return {"commit": commit.stdout.strip() or "unknown", "python": platform.python_version(),
+    root, commit = Path(__file__).parent.parent, ""
+    if (root / ".git").exists():
+        with suppress(OSError):  # no git here
+            commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True,
+                                    text=True).stdout.strip()
+    return {"commit": commit or "unknown", "python": platform.python_version(),
             "tensorflow": tf.__version__, "keras": keras.__version__,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "devices": [device.name for device in tf.config.list_logical_devices()],
@@ -360,12 +408,13 @@ def _main(method: type[SSLModel], argv: list[str]) -> int:
 def train(method: type[SSLModel], config: dict, preset: dict, strategy: tf.distribute.Strategy) -> int:
     """Trains from the flat configuration; returns the exit code."""
     is_chief = distribute.worker_index(strategy) == 0
-    data = load(config["dataset"], config["data_dir"], config["image_size"])
-    with strategy.scope():
-        model = build_model(method, config, data)
     folder = run_folder(method, config)
-    if is_chief:
-        claim_folder(folder, method, config)
+    with distribute.Council(strategy).together():
+        data = load(config["dataset"], config["data_dir"], config["image_size"])
+        with strategy.scope():
+            model = build_model(method, config, data)
+        if is_chief:
+            claim_folder(folder, method, config)
     trainer = Trainer(model, data, options_of(TrainOptions, config), folder, strategy, is_chief)
     announce(trainer, config, preset)
     started = time.perf_counter()
@@ -380,11 +429,29 @@ def train(method: type[SSLModel], config: dict, preset: dict, strategy: tf.distr
     return 0
 
 
+def ignored_flags(model: SSLModel) -> dict[str, str]:
+    """Returns the flags that every method has but this model does not use, and why."""
+    name, strong = type(model).__name__, model.uses_unlabeled and model.views_per_image[1] > 0
+    ignored = {}
+    if not model.augmenter.uses_probe or not strong:
+        reason = f"{name} has no strong views" if not strong else "it belongs to CTAugment"
+        ignored |= dict.fromkeys(("adepth", "ath", "adecay"), reason)
+    if not model.uses_alignment:
+        ignored["p_unlabeled"] = f"{name} does not align its predictions"
+    if not model.uses_unlabeled:
+        ignored |= dict.fromkeys(("uratio", "wu", "K"), f"{name} uses no unlabelled images")
+    return ignored
+
+
 def announce(trainer: Trainer, config: dict, preset: dict) -> None:
     """Prints the resolved configuration in plain units, the network's size, and where files go."""
     model, data = trainer.model, trainer.data
     for note in data.notes:
         trainer.say(f"warning: {note}")
+    defaults = default_config(type(model))
+    for name, reason in ignored_flags(model).items():
+        if config.get(name) != defaults.get(name):
+            trainer.say(f"warning: --{name} has no effect: {reason}.")
     trainer.say(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, {len(data.unlabeled)} "
                 f"unlabelled, {data.num_valid} validation, {len(data.test_labels)} test images of "
                 f"{'x'.join(map(str, data.image_shape))}, {data.num_classes} classes")
@@ -433,11 +500,11 @@ def evaluate_checkpoint(method: type[SSLModel], config: dict) -> int:
     """Prints accuracy and ECE of both models of a checkpoint; the run's own configuration describes the model."""
     prefix, run = find_checkpoint(config["eval_ckpt"])
     if run is not None:
-        stored = json.loads((run / "args" / "args.json").read_text())
-        if stored.pop("method") != method.__name__:
-            name = json.loads((run / "args" / "args.json").read_text())["method"]
-            method = next(m for m in map(method_class, method_modules()) if m.__name__ == name)
-        config = {**stored, "data_dir": config["data_dir"]}
+        stored = results.read_run(run)
+        methods = {m.__name__: m for m in map(method_class, method_modules())}
+        if stored.method not in methods:
+            raise UserError(f"{run / 'args' / 'args.json'} names no method of this program ({stored.method}).")
+        method, config = methods[stored.method], {**config, **stored.config, "data_dir": config["data_dir"]}
     data = load(config["dataset"], config["data_dir"], config["image_size"])
     model = build_model(method, config, data)
     try:

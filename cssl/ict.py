@@ -7,24 +7,18 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from cssl import cli
-from libml import losses, mixing, optim
+from libml import losses, mixing
 from libml.options import option
-from libml.ssl import ConsistencyOptions, SSLModel, len_static, pseudo_label_quality
+from libml.ssl import AdamModel, len_static, pseudo_label_quality
 
 
-class ICT(SSLModel):
+class ICT(AdamModel):
     """Squared difference of the mixed teacher predictions and the prediction on the equally mixed images."""
 
-    cosine_decay = False
-    decoupled_weight_decay = True
-    optimizer_rule = optim.Adam()
-
     @dataclass(frozen=True, kw_only=True)
-    class Options(ConsistencyOptions):
+    class Options(AdamModel.Options):
         """ICT's own hyperparameters."""
 
-        lr: float = option(0.002, "learning rate of Adam, constant")
-        wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away")
         consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up")
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing")
 

@@ -2,10 +2,7 @@
 
     python -m cssl.supervised --dataset=cifar10.3@40-1
 """
-import tensorflow as tf
-
 from cssl import cli
-from libml import losses
 from libml.ssl import SSLModel
 
 
@@ -16,7 +13,7 @@ class Supervised(SSLModel):
 
     def compute_losses(self, views, step):
         """H(label, p(weak view))."""
-        xe = tf.reduce_mean(losses.cross_entropy(step.forward(views["labeled"]), views["label"]))
+        xe = self.labeled_cross_entropy(views, step)
         return xe, {"losses/xe": xe}
 
 

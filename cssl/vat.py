@@ -7,28 +7,24 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from cssl import cli
-from libml import losses, mixing, optim
+from libml import losses, mixing
 from libml.options import option
-from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
+from libml.ssl import AdamModel, pseudo_label_quality
 
 # Length of the first step of the power iteration. The customary 1e-6 changes a pixel by less than float32 resolves: the
 # gradient is then rounding noise (cosine with the true direction 0.00 on a small residual net; 0.9995 with 1e-3).
 XI = 1e-3
 
 
-class VAT(SSLModel):
+class VAT(AdamModel):
     """Divergence under the worst perturbation of a given length, and entropy minimisation."""
 
-    cosine_decay = False
-    decoupled_weight_decay = True
-    optimizer_rule = optim.Adam()
+    needs_float32 = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ConsistencyOptions):
+    class Options(AdamModel.Options):
         """VAT's own hyperparameters."""
 
-        lr: float = option(0.002, "learning rate of Adam, constant")
-        wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away")
         vat: float = option(0.3, "weight of the adversarial loss after the warm-up")
         vat_eps: float = option(6.0, "epsilon: length of the perturbation, in images with values in [-1, 1]")
         entmin_weight: float = option(0.06, "weight of the entropy of the predictions")

@@ -163,13 +163,10 @@ def choose(source: sources.Source, name: DatasetName) -> SSLData:
     num_known = int(np.sum(source.labels >= 0))
     num_classes = len(source.class_names)
     notes = list(source.notes)
-    if (name.labels or 0) > num_known:
-        raise UserError(f"{name} asks for {name.labels} labels, but {name.dataset} has {num_known} labelled training "
-                        f"images; ask for at most that many, or for `all`.")
     if name.valid >= len(source.labels):
         raise UserError(f"{name} sets {name.valid} images aside for validation, but {name.dataset} has only "
                         f"{len(source.labels)} training images; leave some for training.")
-    published = source.order is not None  # a dataset of the paper: the original's rules to the letter
+    published = source.order is not None  # the original's rules to the letter
     labels = source.split_labels if published else np.asarray(source.labels[:num_known])
     frequencies = source.frequencies
     if frequencies is None:
@@ -178,14 +175,24 @@ def choose(source: sources.Source, name: DatasetName) -> SSLData:
         order = np.asarray(source.order)
     else:  # own data: images without a label follow after all those with one
         order = np.concatenate([splits.unlabeled_order(labels, frequencies), np.arange(num_known, len(source.labels))])
-        if name.valid > num_known:
-            raise UserError(f"{name} sets {name.valid} images aside for validation, but only {num_known} have a label.")
+        if name.valid >= num_known:
+            raise UserError(f"{name} sets {name.valid} images aside for validation, but only {num_known} have a label; "
+                            "leave some for training.")
+    drawn = labels
+    if not published:  # nor are labelled images drawn from those for validation
+        drawn = labels.copy()
+        drawn[order[:name.valid]] = -1
+        num_known = int(np.sum(drawn >= 0))
+    if (name.labels or 0) > num_known:
+        besides = "" if published else " besides those for validation"
+        raise UserError(f"{name} asks for {name.labels} labels, but {name.dataset} has {num_known} labelled training "
+                        f"images{besides}; ask for at most that many, or for `all`.")
     if name.labels is None:
-        labeled = np.flatnonzero(np.asarray(source.labels) >= 0)
+        labeled = np.flatnonzero(np.asarray(source.labels) >= 0 if published else drawn >= 0)
     elif name.dataset == "stl10" and name.labels == 1000:
         labeled = _fold(source, name)
     else:
-        labeled = splits.labeled_indices(labels, name.labels, name.seed, frequencies)
+        labeled = splits.labeled_indices(drawn, name.labels, name.seed, frequencies)
         if name.labels < num_classes:
             notes.append(f"{name} has fewer labels ({name.labels}) than classes ({num_classes}): some have none.")
     unknown = int(np.sum(np.asarray(source.labels)[labeled] < 0))

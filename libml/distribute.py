@@ -214,6 +214,20 @@ class Council:
         with suppress(tf.errors.OpError):
             self.hear(0)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What only some processes do, such as reading a file: a UserError of one stops them all, each saying so."""
+        failure = None
+        try:
+            yield
+        except UserError as error:
+            failure = error
+        failed = np.flatnonzero(self.hear(failure is not None)[:, 0])
+        if failure is not None:
+            raise failure
+        if len(failed):
+            raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
+
     def hear(self, *values: float) -> np.ndarray:
         """Returns the values of all processes, [workers, values]; all must call with as many."""
         if self.workers == 1:

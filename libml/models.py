@@ -292,7 +292,9 @@ class TwoHeads(keras.Model):
         return self.head(embedding)
 
 
-ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {"resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake}
+ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
+    "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
+    "mcdropresnet": WideResNet}  # the original's name for what every network here can do: dropout in chosen passes
 
 
 def default_scales(width: int) -> int:

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 FULL_KIMG = 1 << 16  # 2^20 updates of 64 images
 
-# What the paper states for FixMatch and its relatives; `compare` names every deviation of a run.
-PROTOCOL = {"batch": 64, "uratio": 7, "lr": 0.03, "wu": 1, "wd": 5e-4, "filters": 32, "repeat": 4, "augment": "d.d.d",
-            "ema": 0.999, "bn_momentum": 0.999}  # the last two from its program
+# What the paper and (from "K" on) its program say for FixMatch and its relatives; `compare` names every deviation.
+PROTOCOL = {"batch": 64, "uratio": 7, "lr": 0.03, "wu": 1, "wd": 5e-4, "filters": 32, "repeat": 4, "arch": "resnet",
+            "augment": "d.d.d", "adepth": 2, "ath": 0.8, "adecay": 0.99, "valid": 1, "K": 1, "ema": 0.999,
+            "bn_momentum": 0.999, "reference": "raw", "p_unlabeled": "", "whiten": False, "mixed_precision": "off",
+            "sync_bn": False, "mc_passes": 8, "dropout": 0.3}
 _CIFAR100 = {"wd": 1e-3, "filters": 128}
 
 
@@ -59,7 +61,8 @@ class Table:
                   "schedule_kimg": self.schedule_kimg or self.train_kimg[dataset]}
         if row.method in _BASELINES:  # numbers quoted from elsewhere, with settings of their own
             return length
-        return {**PROTOCOL, **(_CIFAR100 if dataset == "cifar100" else {}), **length, **row.settings}
+        return {**PROTOCOL, **(_CIFAR100 if dataset == "cifar100" else {}),
+                **({"confidence": 0.0} if row.method in _ALL_IMAGES else {}), **length, **row.settings}
 
 
 class Match(NamedTuple):
@@ -75,6 +78,7 @@ _BASELINES = ("MeanTeacher", "MixMatch", "UDA", "ReMixMatch")
 _FIXMATCH = ("FixMatch", {"confidence": 0.95})
 _CSSL = ("CSSL", {"alpha_bound": 0.0})
 _LSMATCH = ("LSMatch", {})
+_ALL_IMAGES = ("CSSL", "LSMatch")  # no threshold
 
 
 def _columns(metrics: tuple[str, ...], **labels: tuple[int, ...]) -> tuple[Column, ...]:

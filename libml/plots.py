@@ -1,5 +1,7 @@
 """Figures of runs: curves over seeds, calibration, pseudo-labels, class distribution, augmentation rates."""
 import json
+import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 TITLES = {"error": "test error (%)", "accuracy": "test accuracy (%)", "ece": "test ECE", "monitors/mask": "mask rate",
           "monitors/alpha": "mean alpha", "monitors/pseudo_accuracy": "pseudo-label accuracy",
           "monitors/pseudo_accuracy_masked": "accuracy of those used"}
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
 PSEUDO_LABEL_TAGS = ("monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy", "monitors/pseudo_accuracy_masked")
 
 
@@ -103,7 +106,7 @@ def read_arrays(run: Run, name: str, keys: Sequence[str]) -> dict[str, np.ndarra
             return {key: arrays[key] for key in keys}
     except FileNotFoundError:
         raise UserError(f"There is no {path}: training writes it at a report; let the run get that far.") from None
-    except (OSError, ValueError, KeyError) as error:
+    except DAMAGED as error:
         raise UserError(f"{path} is damaged ({error}). Continue the run: the next report writes it anew.") from error
 
 
@@ -173,7 +176,7 @@ def augmentation_rates(run: Run) -> Figure | None:
         rates = np.load(path, allow_pickle=False)
         names = path.with_suffix(".json")
         described = json.loads(names.read_text(encoding="utf-8")) if names.exists() else {}
-    except (OSError, ValueError) as error:
+    except DAMAGED as error:
         raise UserError(f"{path} is damaged ({error}). Continue the run: the next report writes it anew.") from error
     rates = rates.reshape(len(rates), -1, rates.shape[-1]).astype(np.float64)  # [ops, parameters, bins]
     operations = described.get("ops") or [f"operation {index}" for index in range(len(rates))]

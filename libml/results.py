@@ -17,11 +17,11 @@ from libml.errors import UserError
 from libml.paper import Column
 
 LAST = (1, 10, 20, 50)
-METRICS = ("error", "accuracy", "ece")
+METRICS = {"error": "error %", "accuracy": "accuracy %", "ece": "ECE", "accuracy/valid": "validation accuracy %"}
 
 # Where and how a run is made, not what is computed: never a reason for a row of its own.
 INCIDENTAL = frozenset({"dataset", "seed", "data_dir", "train_dir", "rerun", "report_kimg", "save_kimg", "keep_ckpt",
-                         "eval_ckpt", "method"})
+                         "eval_ckpt", "method", "strategy", "num_devices", "deterministic"})
 
 
 def medians(values: Iterable[float]) -> dict[str, float]:
@@ -67,7 +67,7 @@ class Run:
         return steps, 100 - values if tag == "error" else values
 
     def result(self, metric: str) -> float:
-        """Returns the median of the last 20 reports of "error", "accuracy" (percent) or "ece"; NaN without any."""
+        """Returns the median of the last 20 reports of "error", "accuracy" (percent), "ece" …; NaN without any."""
         return medians(self.series(metric)[1])["last20"]
 
     def progress(self) -> str:
@@ -113,7 +113,11 @@ def read_runs(patterns: Iterable[str | Path]) -> list[Run]:
 
 
 def _read_log(path: Path, problems: list[str]) -> dict[int, dict]:
-    reports, lines = {}, path.read_text(encoding="utf-8", errors="replace").split("\n")
+    reports, lines = {}, []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        problems.append(f"{path.name} is unreadable ({error.strerror})")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -185,21 +189,25 @@ class Grid:
     notes: tuple[str, ...]
 
 
+def settings(run: Run) -> dict:
+    """Returns what may set a run apart from another of its method: configuration and number of validation images."""
+    return {"valid": run.dataset.valid} | {key: value for key, value in run.config.items() if key not in INCIDENTAL}
+
+
 def row_labels(runs: list[Run]) -> list[str]:
     """Returns for each run its method, with the settings in which runs of the method on the same data differ."""
     values = defaultdict(lambda: defaultdict(set))
     for run in runs:
         name = run.dataset
-        for key, value in run.config.items():
-            if key not in INCIDENTAL:
-                values[run.method, name.dataset, name.labels][key].add(json.dumps(value))
+        for key, value in settings(run).items():
+            values[run.method, name.dataset, name.labels][key].add(json.dumps(value))
     differing = defaultdict(set)
-    for (method, *_), settings in values.items():
-        differing[method] |= {key for key, seen in settings.items() if len(seen) > 1}
+    for (method, *_), by_key in values.items():
+        differing[method] |= {key for key, seen in by_key.items() if len(seen) > 1}
 
     def label(run: Run) -> str:
-        settings = [f"{key}={run.config[key]}" for key in sorted(differing[run.method]) if key in run.config]
-        return f"{run.method} ({', '.join(settings)})" if settings else run.method
+        shown = [f"{key}={value}" for key, value in sorted(settings(run).items()) if key in differing[run.method]]
+        return f"{run.method} ({', '.join(shown)})" if shown else run.method
 
     return [label(run) for run in runs]
 
@@ -269,7 +277,8 @@ def compare(grid: Grid, tables: Iterable[str] = tuple(paper.TABLES)) -> list[Com
     lines = []
     for (row, column), ours in grid.cells.items():
         printed = column._replace(metric="error") if column.metric == "accuracy" else column
-        match = paper.compare(ours.runs[0].config, printed, tuple(tables))
+        run = ours.runs[0]
+        match = paper.compare({**run.config, "valid": run.dataset.valid}, printed, tuple(tables))
         theirs, difference, within = None, float("nan"), None
         if match:
             theirs = match.cell
@@ -283,8 +292,7 @@ def compare(grid: Grid, tables: Iterable[str] = tuple(paper.TABLES)) -> list[Com
 
 def column_title(column: Column) -> str:
     """Names a column: dataset, labels and metric."""
-    unit = {"error": "error %", "accuracy": "accuracy %", "ece": "ECE"}[column.metric]
-    return f"{column.dataset}, {column.labels or 'all'} labels, {unit}"
+    return f"{column.dataset}, {column.labels or 'all'} labels, {METRICS[column.metric]}"
 
 
 def format_cell(cell: Summary | paper.Cell | None, metric: str) -> str:

@@ -1,13 +1,14 @@
 """Where images come from: TFDS, the embedded digits, folders of image files. Decoded once, then memory-mapped."""
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+import tensorflow as tf
+from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from libml import cache, splits
@@ -28,7 +29,8 @@ class Source:
         test_labels: [M] int64.
         class_names: one name per class.
         mirror: whether a mirrored image keeps its class (house numbers and digits do not).
-        order: [N] int64, the class-balanced order of the unlabelled stream; computed when it is not cached.
+        order: [N] int64, the class-balanced order of the unlabelled stream, by the rules of the published splits; None
+            for the user's own images.
         frequencies: [classes] wanted class shares; from the labels when None.
         folds: [folds, 1000] predefined labelled sets (STL-10), or None.
         notes: one line each, for the user to read.
@@ -97,7 +99,8 @@ def pad_square(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def resize(image: Image.Image, size: int) -> np.ndarray:
-    """Resizes one Pillow image to size x size and returns it as RGB uint8; 16-bit images keep their upper 8 bits."""
+    """Resizes one Pillow image to size x size, upright, to RGB uint8; 16-bit images keep their upper 8 bits."""
+    image = ImageOps.exif_transpose(image)  # cameras store how they were held
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
@@ -112,7 +115,9 @@ def digits() -> Source:
     images = np.stack([resize(Image.fromarray(image), 16) for image in pixels])
     labels = bunch.target.astype(np.int64)
     test = np.arange(len(labels)) % 5 == 0
-    return Source(images[~test], labels[~test], images[test], labels[test], [str(d) for d in range(10)], mirror=False)
+    images, labels, test_images, test_labels = images[~test], labels[~test], images[test], labels[test]
+    order = splits.unlabeled_order(labels, splits.class_frequencies(labels, 10))
+    return Source(images, labels, test_images, test_labels, [str(d) for d in range(10)], mirror=False, order=order)
 
 
 def _version(path: Path) -> tuple[int, ...]:
@@ -195,7 +200,7 @@ def _decode_split(builder, split: str, dataset: TfdsDataset, images: np.ndarray,
         positions = np.array(sorted(range(len(labels)), key=hasher.hash_key))
     done = 0
     with tqdm(total=len(labels), desc=f"decoding {builder.info.name} {split}", unit="img", disable=None) as bar:
-        for batch in examples.as_numpy_iterator():
+        for batch in _readable(examples.as_numpy_iterator(), builder.info.full_name):
             count = len(batch["label"])
             if positions is None:
                 where = np.array([int(text.rsplit(b"_", 1)[1]) for text in batch["id"]])
@@ -212,15 +217,25 @@ def _decode_split(builder, split: str, dataset: TfdsDataset, images: np.ndarray,
                         f"{len(labels)}. Prepare it again with scripts/create_datasets.py.")
 
 
+def _readable(batches: Iterator[dict], name: str) -> Iterator[dict]:
+    try:
+        yield from batches
+    except tf.errors.OpError as error:  # a missing or truncated file
+        raise UserError(f"The files of {name} cannot be read ({error.message.splitlines()[0][:200]}). Prepare it again "
+                        "with scripts/create_datasets.py.") from error
+
+
 def folder_source(path: Path, image_size: int, data_dir: Path, seed: int) -> Source:
     """Returns the images below path/train/<class>, path/unlabeled and path/test/<class>, resized to a square.
 
     Without `test`, a fifth of every class is held out, chosen by the split's seed.
     """
+    if image_size < 1:
+        raise UserError(f"--image_size={image_size}: expected a positive number.")
     files = _list_folder(path)
     listing = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns)
                for part in files.values() for _, file in part]
-    digest = hashlib.sha256(repr((str(path.resolve()), image_size, listing)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(("upright", str(path.resolve()), image_size, listing)).encode()).hexdigest()[:16]
     location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
     found = cache.read(location)
     if found is None:
@@ -230,6 +245,8 @@ def folder_source(path: Path, image_size: int, data_dir: Path, seed: int) -> Sou
     names, notes = meta["class_names"], list(meta["notes"])
     images, labels = arrays["images"], np.array(arrays["labels"])
     test_images, test_labels = arrays["test_images"], arrays["test_labels"]
+    if len(names) < 2:
+        raise UserError(f"{path / 'train'} has one class folder, {names[0]!r}; a classifier needs at least two.")
     present = np.bincount(labels[labels >= 0], minlength=len(names))
     if (present == 0).any():
         raise UserError(f"{path / 'train'} has no readable image of class {names[int(np.argmin(present))]!r}. "
@@ -290,19 +307,20 @@ def _decode_folder(path: Path, files: dict, size: int, writer: cache.Writer) -> 
     classes = {name: c for c, name in enumerate(names)} | {"": -1}
     unreadable = []
     for prefix, part in (("", files["train"] + files["unlabeled"]), ("test_", files["test"])):
-        images = np.empty((len(part), size, size, 3), np.uint8)
-        readable = np.zeros(len(part), bool)
+        images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), []
         with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {path.name}", unit="img",
                                                 disable=None) as bar:
             decoded = pool.map(lambda pair: _decode_file(pair[1], size), part)
-            for i, pixels in enumerate(decoded):
+            for (name, file), pixels in zip(part, decoded, strict=True):
                 if pixels is None:
-                    unreadable.append(str(part[i][1]))
+                    unreadable.append(str(file))
                 else:
-                    images[i], readable[i] = pixels, True
+                    images[len(labels)] = pixels
+                    labels.append(classes[name])
                 bar.update()
-        writer.add(f"{prefix}images", images[readable])
-        writer.add(f"{prefix}labels", np.array([classes[name] for name, _ in part], np.int64)[readable])
+        if len(labels) < len(part):
+            writer.add(f"{prefix}images", np.array(images[:len(labels)]))
+        writer.add(f"{prefix}labels", np.array(labels, np.int64))
     notes = []
     if unreadable:
         notes.append(f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable)}")

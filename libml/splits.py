@@ -22,8 +22,8 @@ def labeled_indices(labels: np.ndarray, size: int, seed: int, frequencies: np.nd
     NumPy's legacy generator, which is what makes the published splits reproducible.
 
     Args:
-        labels: [N] int, the class of every training image in the order of the original files.
-        size: how many to draw, at most N.
+        labels: [N] int, the class of every training image in the order of the original files; -1: not to be drawn.
+        size: how many to draw, at most as many as can be drawn.
         seed: the split's number.
         frequencies: [classes] float64, the wanted class shares relative to the largest.
 
@@ -37,7 +37,7 @@ def labeled_indices(labels: np.ndarray, size: int, seed: int, frequencies: np.nd
             generator.shuffle(queue)
     lengths = np.array([len(queue) for queue in queues])
     taken = np.zeros(len(frequencies), np.int64)
-    frequencies = frequencies.copy()
+    frequencies = np.where(lengths > 0, frequencies, -np.inf)
     out = np.empty(size, np.int64)
     for i in range(size):
         c = _most_wanted(frequencies, taken)

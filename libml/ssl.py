@@ -128,6 +128,7 @@ class SSLModel(keras.Model):
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     optimizer_rule = optim.Nesterov()
+    needs_float32 = False  # whether half precision would break it
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
@@ -417,6 +418,21 @@ class ConsistencyOptions(ClassicOptions):
     warmup_pos: float = option(0.4, "part of the run over which the unlabelled loss's weight grows linearly")
 
 
+class AdamModel(SSLModel):
+    """Base of the methods that train with Adam at a constant rate and decay the kernels apart from the loss."""
+
+    cosine_decay = False
+    decoupled_weight_decay = True
+    optimizer_rule = optim.Adam()
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ConsistencyOptions):
+        """Hyperparameters of Adam."""
+
+        lr: float = option(0.002, "learning rate of Adam, constant")
+        wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away")
+
+
 def len_static(tensor: tf.Tensor) -> int:
     """The static size of the first dimension."""
     return tensor.shape[0]
@@ -425,9 +441,9 @@ def len_static(tensor: tf.Tensor) -> int:
 def pseudo_label_quality(weak: tf.Tensor, views: dict, mask: tf.Tensor | None = None) -> Scalars:
     """Compares the pseudo-labels argmax(weak) with the held-back labels (-1: unknown), of all and of the used images.
 
-    The used ones as two shares, of images that are used and of images that are used and right: their quotient is the
-    accuracy over any number of batches, also where a single batch uses none. Without labels there is nothing to say. Of
-    several views of the images, the first counts.
+    As shares of images that count and of images that count and are right: their quotient is the accuracy over any
+    number of batches, also where a single batch has none. Without labels there is nothing to say. Of several views of
+    the images, the first counts.
     """
     if "unlabeled_label" not in views:
         return {}
@@ -435,6 +451,7 @@ def pseudo_label_quality(weak: tf.Tensor, views: dict, mask: tf.Tensor | None = 
     mask = tf.ones(labels.shape) if mask is None else mask[:len_static(labels)]
     known = tf.cast(labels >= 0, tf.float32)
     correct = known * tf.cast(tf.argmax(weak[:len_static(labels)], -1, labels.dtype) == labels, tf.float32)
-    return {"monitors/pseudo_accuracy": tf.math.divide_no_nan(tf.reduce_sum(correct), tf.reduce_sum(known)),
+    return {"monitors/pseudo_known": tf.reduce_mean(known),
+            "monitors/pseudo_known_correct": tf.reduce_mean(correct),
             "monitors/pseudo_used": tf.reduce_mean(known * mask),
             "monitors/pseudo_used_correct": tf.reduce_mean(correct * mask)}

@@ -22,7 +22,7 @@ from libml.options import option
 from libml.ssl import SSLModel
 
 CHECKPOINT = "model.ckpt"
-CAPACITY = 64  # scalars a step may return
+CAPACITY = 64  # scalars a step may return, and one more that counts the steps
 PSEUDO_LABEL_SAMPLE = 512  # unlabelled images whose pseudo-labels are kept for the report page
 
 
@@ -148,8 +148,8 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], say: Calla
             reason = str(error).strip().splitlines()[0][:150]
             say(f"warning: checkpoint {path} is damaged ({reason}); trying the one before.")
     if paths:
-        raise UserError(f"None of the {len(paths)} checkpoints in {Path(paths[0]).parent} can be read. Move that "
-                        "folder away to start anew.")
+        raise UserError(f"None of the {len(paths)} checkpoints in {Path(paths[0]).parent} can be read. Move the run's "
+                        "whole folder away to start anew.")
     return None
 
 
@@ -174,7 +174,7 @@ class Trainer:
         self.total_updates = options.updates(self.batch)
         self.report_updates = options.report_updates(self.batch)
         self.scalar_names: list[str] = []
-        self.totals = tf.Variable(tf.zeros([CAPACITY], tf.float64), trainable=False)  # sums since the last report
+        self.totals = tf.Variable(tf.zeros([CAPACITY + 1], tf.float64), trainable=False)  # sums since the last report
         self.evaluator = Evaluator(model, strategy)
         self.council = Council(strategy)
         self.checkpoint = checkpoint_of(model, totals=self.totals)
@@ -198,20 +198,35 @@ class Trainer:
     def restore(self) -> int:
         """Continues from the newest readable checkpoint; returns the number of updates done."""
         path = None
-        if self.is_chief:
-            path = restore_newest(self.checkpoint, list(self.manager.checkpoints), self.say)
+        with self.council.together():
+            if self.is_chief:
+                path = restore_newest(self.checkpoint, list(self.manager.checkpoints), self.say)
+                if path is None:
+                    self._check_nothing_is_lost()
         updates = int(self.council.hear(self.model.updates.numpy())[0, 0])  # all continue where the chief does
-        if updates and not self.is_chief:
-            path = str(self.folder / "tf" / f"{CHECKPOINT}-{updates * self.batch}")
-            if not Path(path + ".index").exists():
-                raise UserError(f"Worker {self.council.index} does not find {path}, where the chief continues: "
-                                "--train_dir must be a folder that all machines share.")
-            restore_newest(self.checkpoint, [path], self.say)
+        with self.council.together():
+            if updates and not self.is_chief:
+                path = str(self.folder / "tf" / f"{CHECKPOINT}-{updates * self.batch}")
+                if not Path(path + ".index").exists():
+                    raise UserError(f"Worker {self.council.index} does not find {path}, where the chief continues: "
+                                    "--train_dir must be a folder that all machines share.")
+                restore_newest(self.checkpoint, [path], self.say)
         if self.is_chief:
             self._forget_after(updates * self.batch)
         if path:
             self.say(f"Continuing from {path}: {updates} of {self.total_updates} updates done.")
         return updates
+
+    def _check_nothing_is_lost(self) -> None:
+        """Without a checkpoint a run starts anew, and its reports with it: not if there must have been one.
+
+        A killed run may have reported where its first checkpoint was due, but nothing after that.
+        """
+        reports = results.read_run(self.folder).metrics
+        if reports and reports[-1]["step"] > self._save_updates() * self.batch:
+            kimg = reports[-1]["step"] / 1024
+            raise UserError(f"{self.folder} has reports up to {kimg:g} kimg, but no checkpoint in its folder tf. Bring "
+                            "that back to continue, or move the whole run folder away to start anew.")
 
     def _forget_after(self, images: int) -> None:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
@@ -238,13 +253,14 @@ class Trainer:
         def step(batch):
             scalars = model.train_step(batch)
             self.scalar_names[:] = sorted(scalars)
-            values = tf.stack([tf.cast(scalars[name], tf.float64) for name in self.scalar_names])
-            return tf.pad(values, [[0, CAPACITY - len(self.scalar_names)]])
+            values = tf.stack([*(tf.cast(scalars[name], tf.float64) for name in self.scalar_names),
+                               tf.ones([], tf.float64)])
+            return tf.pad(values, [[CAPACITY - len(self.scalar_names), 0]])  # the count is the last
 
         @tf.function
         def run(iterator, count):
             """Runs `count` updates, or fewer if the loss stops being a number; returns the last step's scalars."""
-            done, last = tf.zeros([], tf.int64), tf.zeros([CAPACITY], tf.float64)
+            done, last = tf.zeros([], tf.int64), tf.zeros([CAPACITY + 1], tf.float64)
             while done < count and tf.reduce_all(tf.math.is_finite(last)):
                 values = strategy.run(step, args=(next(iterator),))
                 last = strategy.experimental_local_results(values)[0]  # equal on all replicas
@@ -330,9 +346,7 @@ class Trainer:
         if self._bar.disable:
             return
         self._bar.update(count)
-        since = updates % self.report_updates or self.report_updates
-        sums = self.totals.numpy()
-        shown = {name.split("/")[1]: f"{sums[i] / since:.4g}" for i, name in enumerate(self.scalar_names)
+        shown = {name.split("/")[1]: f"{value:.4g}" for name, value in self._means().items()
                  if name in ("losses/xe", "losses/xeu", "monitors/mask")}
         if seen:
             shown["img/s"] = f"{seen * per_update / busy:.0f}"
@@ -340,14 +354,18 @@ class Trainer:
         epoch = updates * self.batch * ratio / len(pool)
         self._bar.set_postfix({"epoch": f"{epoch:.1f}", **shown})
 
+    def _means(self) -> dict[str, float]:
+        """The logged scalars, averaged over the updates since the last report."""
+        *sums, count = self.totals.numpy()[-len(self.scalar_names) - 1:]
+        return {name: float(total / count) for name, total in zip(self.scalar_names, sums, strict=True)}
+
     def _report(self, updates: int, rate: float, started: float, first: int) -> None:
-        since = updates - (updates - 1) // self.report_updates * self.report_updates
-        sums = self.totals.numpy()
-        scalars = {name: float(sums[i] / since) for i, name in enumerate(self.scalar_names)}
+        scalars = self._means()
         self.totals.assign(tf.zeros_like(self.totals))
-        used, right = scalars.pop("monitors/pseudo_used", 0.0), scalars.pop("monitors/pseudo_used_correct", 0.0)
-        if used:
-            scalars["monitors/pseudo_accuracy_masked"] = right / used
+        for name in ("known", "used"):  # quotients of sums, not sums of quotients
+            all_, right = (scalars.pop(f"monitors/pseudo_{name}{part}", 0.0) for part in ("", "_correct"))
+            if all_:
+                scalars["monitors/pseudo_accuracy" + ("_masked" if name == "used" else "")] = right / all_
         sample = self.data.unlabeled[:PSEUDO_LABEL_SAMPLE]
         images = np.asarray(self.data.images[sample])
         scores, test, guesses = evaluate(self.evaluator, self.data, images)
@@ -381,9 +399,12 @@ class Trainer:
             results.write_text(stats / "rates.json", json.dumps(names))
 
     def _save_on_grid(self, updates: int) -> None:
-        every = max(1, round(self.options.save_kimg * 1024 / self.batch / self.report_updates)) * self.report_updates
-        if updates % every == 0 or updates == self.total_updates:
+        if updates % self._save_updates() == 0 or updates == self.total_updates:
             self.save(updates)
+
+    def _save_updates(self) -> int:
+        """Updates between checkpoints."""
+        return max(1, round(self.options.save_kimg * 1024 / self.batch / self.report_updates)) * self.report_updates
 
     def save(self, updates: int) -> None:
         """Writes a checkpoint; TensorFlow makes it visible only when it is complete."""
@@ -391,7 +412,8 @@ class Trainer:
             self.manager.save(checkpoint_number=updates * self.batch)
 
     def _diverged(self, last: np.ndarray) -> None:
-        parts = ", ".join(f"{name} = {last[i]:g}" for i, name in enumerate(self.scalar_names) if "losses" in name)
+        values = zip(self.scalar_names, last[-len(self.scalar_names) - 1:-1], strict=True)
+        parts = ", ".join(f"{name} = {value:g}" for name, value in values if "losses" in name)
         good = self.manager.latest_checkpoint or "none yet"
         raise Diverged(f"The loss is no longer a number at update {int(self.model.updates.numpy())}: {parts}. Last "
                        f"good checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")

@@ -63,7 +63,8 @@ def main() -> None:
     """Prints the table asked for on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
-    parser.add_argument("--metric", default="error", help="one or more of error, accuracy, ece, with commas between")
+    parser.add_argument("--metric", default="error",
+                        help=f"one or more of {', '.join(results.METRICS)}, with commas between")
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown")
     parser.add_argument("--seeds", type=str, help="split seeds that should be there: 1-5 or 1,2,4")
     parser.add_argument("--compare", choices=("paper",), help="put the paper's numbers beside ours")

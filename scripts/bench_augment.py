@@ -18,19 +18,18 @@ from cssl import cli  # isort: skip (it sets TensorFlow's environment: before th
 import numpy as np
 import tensorflow as tf
 
+from libml import data
 from libml.augment import OPS, Augmenter, apply, pillow_apply
+from libml.errors import UserError
 
 
-def _images(n: int, size: int, data_dir: str | None) -> tuple[np.ndarray, str]:
+def _images(n: int, size: int, data_dir: str) -> tuple[np.ndarray, str]:
     """CIFAR-10 if it is there (and fits), else smooth random pictures."""
     if size == 32:
         try:
-            import tensorflow_datasets as tfds
-
-            data = tfds.load("cifar10", split=f"train[:{n}]", data_dir=data_dir, download=False)
-            return np.stack([example["image"] for example in tfds.as_numpy(data)]), "cifar10"
-        except Exception as error:  # any failure to load means: no real images here
-            print(f"no CIFAR-10 ({type(error).__name__}), using random images", file=sys.stderr)
+            return np.asarray(data.load("cifar10.0@40-1", data_dir).images[:n]), "cifar10"
+        except UserError as error:
+            print(f"using random images: {error}", file=sys.stderr)
     coarse = np.random.default_rng(0).integers(0, 256, (n, 5, 5, 3), dtype=np.uint8)
     return tf.cast(tf.image.resize(coarse, [size, size]), tf.uint8).numpy(), "random"
 
@@ -56,7 +55,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=448, help="batch size")
     parser.add_argument("--size", type=int, default=32, help="side of the images")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of which the best counts")
-    parser.add_argument("--data_dir", help="where TFDS keeps CIFAR-10")
+    parser.add_argument("--data_dir", default=cli.default_data_dir(), help="where TFDS keeps CIFAR-10")
     parser.add_argument("--no_ops", action="store_true", help="skip the times of single operations")
     args = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)

@@ -27,15 +27,6 @@ BASELINE = "supervised"
 SPREADING = "LabelSpreading (scikit-learn)"
 
 
-def finished_run(module: str, flags: list[str]) -> results.Run | None:
-    """Returns the run that a method's command makes, if it has reached its end."""
-    method = cli.method_class(module)
-    config, _ = cli.parse(method, [module, *flags])
-    run = results.read_run(cli.run_folder(method, config))
-    done = run.metrics[-1]["step"] if run.metrics else 0
-    return run if done >= config["train_kimg"] * 1024 else None
-
-
 def measure(runs: list[results.Run]) -> dict:
     """Returns the results of a method over its runs: medians of the last 20 reports, median speed."""
     row = {"runs": len(runs), "images_per_s": statistics.median(
@@ -76,7 +67,9 @@ def table(rows: dict[str, dict]) -> str:
 
     lines = ["| method | accuracy | against labels alone | ECE | images/s | runs |", "|---|---|---|---|---|---|"]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["accuracy"]):
-        gain = "" if BASELINE not in rows else f"{row['accuracy'] - rows[BASELINE]['accuracy']:+.2f}"
+        gain = "–"  # only between the same splits
+        if BASELINE in rows and rows[BASELINE]["runs"] == row["runs"]:
+            gain = f"{row['accuracy'] - rows[BASELINE]['accuracy']:+.2f}"
         speed = "–" if row["images_per_s"] is None else f"{row['images_per_s']:.0f}"
         title = name if name == SPREADING else cli.method_class(name).__name__
         lines.append(f"| {title} | {cell(row, 'accuracy', 2)} | {gain} | "
@@ -107,14 +100,14 @@ def main() -> int:
                      f"--train_dir={Path(arguments.train_dir).absolute()}", *shlex.split(arguments.flags)]
             if cli.method_class(method).uses_all_labels:  # all splits are one: vary what else is random
                 flags.append(f"--seed={seed}")
-            run = finished_run(method, flags)
+            run = cli.finished_run(method, flags)
             if run is None and not arguments.table:
                 command = [sys.executable, "-m", f"cssl.{method}", *flags]
                 print(f"$ {shlex.join(command[1:])}", file=sys.stderr, flush=True)
-                code = subprocess.run(command, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL).returncode
-                if code in (130, 143):  # stopped by a signal, its state saved
+                code = cli.run_program(command, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL)
+                if code in cli.STOPPED:
                     return code
-                run = finished_run(method, flags)
+                run = cli.finished_run(method, flags)
                 failed += [f"{method} on split {seed}"] if run is None else []
             done += [run] if run is not None else []
         if done:

@@ -4,7 +4,8 @@
 
 Every configuration runs in processes of its own: real ones over loopback for workers, logical CPU devices for replicas
 where there is no GPU. One changes a single setting of the first, so rows compare with it; images count as the
-program's `images/s` does: labelled and unlabelled images per second, summed over replicas. About 3 minutes on 2 cores.
+program's `images/s` does: labelled and unlabelled images per second, summed over replicas. Five minutes or more on 2
+cores; bfloat16 takes far longer where the CPU has no instructions for it.
 """
 import argparse
 import json

@@ -14,18 +14,17 @@ seeds and all else, and its numbers are not the paper's. --dataset=NAME or NAME@
 number) in place of all the paper's, for machines without their data: --scale=2048 --dataset=digits@40 needs no
 download. Equal runs are then made once.
 
---table=ups_search lists the search behind the table `ups`: UPSMatch's two thresholds on validation images, seed 1. The
-paper does not say what it chose: the table `ups` uses the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
-A full run is 2^20 updates; at 10 s each (WRN-28-2 on two CPU cores) that is four months: use GPUs, or --scale.
+--table=ups_search lists the search behind the table `ups`: UPSMatch's two thresholds on validation images, seed 1
+(`accuracy_table.py --metric=accuracy/valid` shows the outcome). The paper does not say what it chose: the table `ups`
+uses the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
+A full run is 2^20 updates; at some 5 s each (WRN-28-2 on two CPU cores) that is two months: use GPUs, or --scale.
 """
 import argparse
 import dataclasses
-import importlib.util
 import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -90,20 +89,16 @@ class Job:
     def __str__(self) -> str:
         return "python " + shlex.join(self.arguments())
 
-    def is_done_by(self, run: results.Run) -> bool:
-        """Whether a run on disk is this one, finished."""
-        wanted = {key: value for key, value in self.flags if key not in results.INCIDENTAL}
-        wanted["schedule_kimg"] = paper.horizon(wanted)
-        found = {**run.config, "schedule_kimg": paper.horizon(run.config)}
-        return (run.finished and run.path.is_relative_to(self.train_dir)
-                and (run.method, run.config.get("dataset")) == (self.method, self.dataset)
-                and all(paper.same(found.get(key), value) for key, value in wanted.items()))
+    @property
+    def is_finished(self) -> bool:
+        """Whether this run is on disk and has reached its end."""
+        return cli.finished_run(MODULES[self.method], self.arguments()[2:]) is not None
 
 
 def scaled(flags: dict, scale: int) -> dict:
     """Shrinks a run to CPU size."""
     lengths = {key: flags[key] // scale for key in ("train_kimg", "schedule_kimg") if key in flags}
-    report = max(1, lengths["train_kimg"] // 25)
+    report = lengths["train_kimg"] / 25
     average = max(0.98, round(1 - 0.001 * scale, 3))  # in a short run a long average lags behind what was learned
     return {**flags, **lengths, "report_kimg": report, "save_kimg": report, "filters": 16, "repeat": 1, "ema": average,
             "bn_momentum": average}
@@ -139,12 +134,6 @@ def search(found: list[Job]) -> list[Job]:
             for confidence in (0.7, 0.95) for uncertainty in (0.1, 0.25, 0.5)]
 
 
-def finished_runs(train_dir: Path) -> list[results.Run]:
-    """Reads the finished runs below a folder, which need not exist."""
-    paths = results.find_runs([train_dir]) if any(train_dir.rglob("args/args.json")) else []
-    return [run for run in map(results.read_run, paths) if run.finished]
-
-
 def parse_extra(flags: list[str]) -> dict[str, object]:
     """Splits --name=value flags; numbers and true or false become values."""
     found = {}
@@ -160,12 +149,14 @@ def parse_extra(flags: list[str]) -> dict[str, object]:
 
 
 def run_all(todo: list[Job]) -> int:
-    """Runs one job after another; a failed one does not stop the rest."""
+    """Runs one job after another; a failed one does not stop the rest, a signal does."""
     failed = []
     for number, job in enumerate(todo, 1):
         print(f"[{number}/{len(todo)}] {job}", flush=True)
-        if subprocess.run([sys.executable, *job.arguments()]).returncode:
-            failed.append(job)
+        code = cli.run_program([sys.executable, *job.arguments()])
+        if code in cli.STOPPED:
+            return code
+        failed += [job] if code else []
     for job in failed:
         print(f"failed: {job}", file=sys.stderr)
     return int(bool(failed))
@@ -199,12 +190,9 @@ def main() -> int:
     if not found:
         raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
                         "lists them.")
-    done = finished_runs(args.train_dir)
-    todo = [job for job in found if not any(map(job.is_done_by, done))]
-    absent = sorted({job.method for job in todo if not importlib.util.find_spec(f"cssl.{MODULES[job.method]}")})
+    todo = [job for job in found if not job.is_finished]
     literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
     notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
-    notes += [f"not in this version: {', '.join(absent)}"] if absent else []
     notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
     print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
     if args.slurm and todo:
@@ -215,7 +203,7 @@ def main() -> int:
     elif args.dry_run:
         print("".join(f"{job}\n" for job in todo), end="")
     elif not args.slurm:
-        return run_all([job for job in todo if job.method not in absent])
+        return run_all(todo)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Draws what augmentation does, as PNG files.
 
     python scripts/show_augment.py --out sheets                              # handwritten digits
-    python scripts/show_augment.py --out sheets --data_dir ~/tensorflow_datasets    # CIFAR-10
+    python scripts/show_augment.py --out sheets --dataset cifar10.3@40-1     # any dataset
     python scripts/show_augment.py --out sheets --checkpoint RUN/tf          # and the learned rates
 
 ops.png: every operation over its bins; pairs.png: weak and strong views; rates.png: the rates as a heat map, from
@@ -20,38 +20,27 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
+from libml import data
 from libml.augment import OPS, Augmenter, apply, to_uint8
 from libml.augment.ctaugment import BINS, RATES_SHAPE
 from libml.errors import UserError
 
 
-def load_images(n: int, data_dir: str | None) -> tuple[np.ndarray, bool]:
-    """Real images, uint8 [n, H, W, 3], and whether mirroring makes sense: CIFAR-10, or the digits of scikit-learn."""
-    if data_dir:
-        import tensorflow_datasets as tfds
-
-        data = tfds.load("cifar10", split=f"test[:{n}]", data_dir=data_dir, download=False)
-        return np.stack([example["image"] for example in tfds.as_numpy(data)]), True
-    from sklearn.datasets import load_digits
-
-    digits = load_digits().images[:n, ..., None] / 16 * 255
-    return np.repeat(to_bytes(tf.image.resize(digits, [32, 32])), 3, axis=-1), False
-
-
-def to_bytes(x: tf.Tensor) -> np.ndarray:
-    """Clips and rounds 0..255 floats."""
-    return tf.cast(tf.clip_by_value(tf.round(x), 0, 255), tf.uint8).numpy()
-
-
 def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
     """The learned rates [ops, parameters, bins] from a .npy file or from a checkpoint or its directory."""
     if rates:
-        values = np.load(rates)
+        try:
+            values = np.load(rates)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"--rates={rates}: not a readable .npy file ({error})") from error
     else:
         path = tf.train.latest_checkpoint(checkpoint) if Path(checkpoint).is_dir() else checkpoint
         if path is None:
             raise UserError(f"--checkpoint={checkpoint}: no checkpoint in this directory")
-        reader = tf.train.load_checkpoint(path)
+        try:
+            reader = tf.train.load_checkpoint(path)
+        except (tf.errors.OpError, ValueError) as error:
+            raise UserError(f"--checkpoint={checkpoint}: not a readable checkpoint") from error
         shapes = reader.get_variable_to_shape_map()
         names = [name for name, shape in shapes.items() if "rates" in name and tuple(shape) == RATES_SHAPE]
         if not names:
@@ -131,19 +120,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=".", help="directory for the PNG files")
     parser.add_argument("--augment", default="d.d.d", help="labeled.weak.strong, for the pairs")
-    parser.add_argument("--data_dir", help="TFDS directory with cifar10; without it the digits of scikit-learn")
+    parser.add_argument("--dataset", default="digits.1@40-1", help="whose test images to draw")
+    parser.add_argument("--data_dir", default=cli.default_data_dir(), help="folder of the TFDS datasets")
+    parser.add_argument("--image_size", type=int, default=32, help="side of the images of folder datasets")
     parser.add_argument("--images", type=int, default=16, help="images in the sheet of pairs")
     parser.add_argument("--rates", help=".npy file with rates")
     parser.add_argument("--checkpoint", help="checkpoint, or directory with checkpoints, to read the rates from")
     args = parser.parse_args()
+    if args.images < 1:
+        raise UserError(f"--images={args.images}: expected a positive number.")
     out = Path(args.out)
     rates = read_rates(args.rates, args.checkpoint) if args.rates or args.checkpoint else None
-    images, mirror = load_images(args.images, args.data_dir)
-    size = images.shape[1]
-    augmenter = Augmenter(args.augment, image_shape=images.shape[1:], mirror=mirror, shift=size // 8, jit_compile=False)
+    dataset = data.load(args.dataset, args.data_dir, args.image_size)
+    images = np.asarray(dataset.test_images[:args.images])
+    augmenter = Augmenter(args.augment, image_shape=dataset.image_shape, mirror=dataset.mirror, shift=dataset.shift,
+                          jit_compile=False)
     if rates is not None and augmenter.uses_probe:
         augmenter.rates.assign(rates)  # strong views as the run drew them
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out={out}: not a folder that can be written to ({error.strerror}).") from error
     draw_ops(images[0], out / "ops.png")
     draw_pairs(images, augmenter, out / "pairs.png")
     written = ["ops.png", "pairs.png"]

@@ -10,6 +10,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import tensorflow as tf
+from fake_runs import invoke
 
 from libml.augment import Augmenter
 from libml.errors import UserError
@@ -44,6 +45,17 @@ def test_sheet_errors(tmp_path):
         show_augment.read_rates(None, str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"rates of shape \(3,\)"):
         show_augment.read_rates(str(tmp_path / "wrong.npy"), None)
+    (tmp_path / "text.npy").write_text("rates")
+    for name in ("none.npy", "text.npy"):
+        with pytest.raises(UserError, match="not a readable .npy file"):
+            show_augment.read_rates(str(tmp_path / name), None)
+    with pytest.raises(UserError, match="not a readable checkpoint"):
+        show_augment.read_rates(None, str(tmp_path / "none"))
+    for flags, message in ((["--images=0"], "expected a positive number"),
+                           ([f"--out={tmp_path / 'text.npy'}"], "not a folder"),
+                           (["--dataset=cifar11.1@40-1"], "Unknown dataset")):
+        with pytest.raises(UserError, match=message):
+            invoke("show_augment", *flags)
 
 
 def test_benchmark_prints_json():

@@ -93,7 +93,7 @@ def test_arrays_without_labels_stay_in_the_unlabelled_stream_only():
     images = np.random.RandomState(0).randint(0, 256, (30, 8, 8)).astype(np.uint8)
     labels = np.where(np.arange(30) % 3 == 0, np.arange(30) % 2, -1)
     dataset = data.from_arrays(images, labels, images[:4], labels[:4] % 2, valid=3)
-    assert len(dataset.labeled) == 10 and (dataset.labels[dataset.labeled] >= 0).all()
+    assert len(dataset.labeled) == 7 and (dataset.labels[dataset.labeled] >= 0).all()  # 3 are for validation
     assert (dataset.labels[dataset.valid] >= 0).all()
     assert len(dataset.unlabeled) == 27 and dataset.image_shape == (8, 8, 3)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
+from fake_runs import invoke
 
 from cssl import cli
 from libml import models, optim
@@ -47,7 +48,7 @@ def run_of(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", METHODS)
-def test_train_kill_resume_evaluate_extract(module, tmp_path, capsys, command):
+def test_train_kill_resume_evaluate_extract(module, tmp_path, capsys):
     method = cli.method_class(module)
     killed, whole, codes = tmp_path / "killed", tmp_path / "whole", []
     killer = threading.Thread(target=lambda: codes.append(
@@ -73,7 +74,7 @@ def test_train_kill_resume_evaluate_extract(module, tmp_path, capsys, command):
     test = next(line.split() for line in shown.splitlines() if line.startswith("test"))
     assert float(test[1]) == pytest.approx(reports[-1]["accuracy"], abs=0.01)
     assert f"{method.__name__} on " in shown and "40 updates" in shown
-    command("scripts/extract_accuracy.py", path)
+    assert invoke("extract_accuracy", path).code == 0
     assert json.loads((path / "stats" / "accuracy.json").read_text())["last01"] == reports[-1]["accuracy"]
 
 

@@ -189,7 +189,7 @@ def test_kernels_of_any_model():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (dict(arch="vgg"), "Unknown architecture 'vgg': choose one of cnn13, resnet, shake"),
+    (dict(arch="vgg"), "Unknown architecture 'vgg': choose one of cnn13, mcdropresnet, resnet, shake"),
     (dict(image_shape=(4, 4, 3)), "scales=0"), (dict(dropout=1.0), "dropout"),
     (dict(arch="cnn13", image_shape=(8, 8, 3)), "12x12")])
 def test_bad_arguments(arguments, message):

@@ -97,6 +97,8 @@ CIFAR = Column("cifar10", 40, "error")
      {"schedule_kimg"}),
     ({"method": "LSMatch", "train_kimg": 65536, "filters": 16}, "calibration", "LSMatch", {"filters"}),
     ({"method": "CSSL", "train_kimg": 30, "ema": 0.98}, "results", "CSSL (CTA)", {"train_kimg", "ema"}),
+    ({"method": "CSSL", "train_kimg": 65536, "arch": "cnn13", "confidence": 0.95, "reference": "aligned", "K": 2},
+     "results", "CSSL (CTA)", {"arch", "confidence", "reference", "K"}),
 ])
 def test_nearest_cell(settings, table, row, deviating):
     match = paper.compare(config(**settings), CIFAR)

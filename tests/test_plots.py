@@ -96,7 +96,14 @@ def test_from_the_command_line(command, folder, tmp_path):
 
 def test_damaged_and_missing(tmp_path):
     path = write_run(tmp_path, [50], stats=True)
-    (path / "stats/predictions.npz").write_bytes(b"PK damaged")
+    whole = (path / "stats/predictions.npz").read_bytes()
+    for damaged in (b"", b"no archive", whole[:len(whole) // 2]):
+        (path / "stats/predictions.npz").write_bytes(damaged)
+        with pytest.raises(UserError, match="predictions.npz is damaged"):
+            plots.reliability([results.read_run(path)])
+    (path / "stats/rates.npy").write_bytes(b"")
+    with pytest.raises(UserError, match="rates.npy is damaged"):
+        plots.augmentation_rates(results.read_run(path))
     with pytest.raises(UserError, match="predictions.npz is damaged"):
         invoke("plot", "reliability", path, "-o", tmp_path / "x")
     assert "unfinished (1 of 4 kimg)" in invoke("plot", "curves", path, "-o", tmp_path / "x").stderr

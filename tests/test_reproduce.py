@@ -1,6 +1,7 @@
 """The runs behind the paper's tables: exact lists, what is missing, the SLURM script in a real shell."""
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,8 +9,10 @@ import time
 from collections import Counter
 
 import pytest
+from conftest import ROOT
 from fake_runs import invoke, write_run
 
+from cssl import cli
 from libml.errors import UserError
 
 
@@ -115,8 +118,8 @@ def test_filter_and_further_flags(tmp_path):
 def test_scale(tmp_path):
     commands = listed("--table=efficiency", "--scale=256", f"--train_dir={tmp_path}")
     assert len(commands) == 100
-    assert {(c["train_kimg"], c["schedule_kimg"], c["report_kimg"]) for c in commands} == {("32", "256", "1"),
-                                                                                          ("8", "256", "1")}
+    assert {(c["train_kimg"], c["schedule_kimg"], c["report_kimg"]) for c in commands} == {("32", "256", "1.28"),
+                                                                                          ("8", "256", "0.32")}
     assert all(c["train_dir"].startswith(f"{tmp_path}/scaled-256/") for c in commands)
     assert {(c["filters"], c["repeat"], c["ema"]) for c in commands} == {("16", "1", "0.98")}
     assert listed("--table=barely", "--scale=4", f"--train_dir={tmp_path}")[0]["ema"] == "0.996"
@@ -131,12 +134,14 @@ def test_another_dataset(tmp_path):
         listed("--table=results", "--dataset=mnist@40")
 
 
-def finish(folder, command, **changes):
-    """Writes the finished run of a listed command, with some settings changed."""
-    settings = {"method": "FixMatch", "dataset": command["dataset"], "confidence": float(command["confidence"]),
-                "augment": command["augment"], "train_kimg": 2.0, "schedule_kimg": 64.0, "report_kimg": 1.0,
-                "save_kimg": 1.0, "filters": 16, "repeat": 1, "ema": 0.98, "bn_momentum": 0.98, **changes}
-    return write_run(folder, [50, 60], **settings)
+def finish(command, **changes):
+    """Writes the finished run of a listed command, with some flags changed; returns its folder."""
+    command = {**command, **changes}
+    method = cli.method_class(command.pop("module"))
+    config, _ = cli.parse(method, ["program", *(f"--{name}={value}" for name, value in command.items())])
+    folder = cli.run_folder(method, config)
+    write_run(folder.parent, [50] * int(config["train_kimg"]), **{**config, "method": method.__name__}).rename(folder)
+    return folder
 
 
 def test_only_what_is_missing(tmp_path):
@@ -144,16 +149,21 @@ def test_only_what_is_missing(tmp_path):
                  f"--train_dir={tmp_path}")
     first, *others = listed(*arguments)
     assert len(others) == 2
-    folder = tmp_path / "scaled-1024/kimg2"
-    assert first["train_dir"] == str(folder)
-    for change in ({"method": "LSMatch"}, {"confidence": 0.5}, {"train_kimg": 3}, {"schedule_kimg": 0.0},
-                   {"dataset": "svhn.1@40-2"}, {"filters": 32}):
-        finish(folder, first, **change)
-    finish(tmp_path / "elsewhere", first)
+    assert first["train_dir"] == str(tmp_path / "scaled-1024/kimg2")
+    for change in ({"module": "lsmatch"}, {"confidence": 0.5}, {"dataset": "svhn.1@40-2"}, {"filters": 32},
+                   {"seed": 7}, {"rerun": "b"}, {"train_dir": tmp_path / "elsewhere"}):
+        finish(first, **change)
     assert listed(*arguments) == [first, *others]
-    finish(folder, first)
+    for change in ({"train_kimg": 1}, {"schedule_kimg": 32}):  # in the same folder: shorter, or another cosine
+        folder = finish(first, **change)
+        assert listed(*arguments) == [first, *others]
+        shutil.rmtree(folder)
+    finish(first)
     assert listed(*arguments) == others
     assert "1 of 3 runs are finished" in invoke("reproduce", "--dry_run", *arguments).stderr
+    assert listed(*arguments, "--", "--filters=8") and len(listed(*arguments, "--", "--seed=3")) == 3
+    with pytest.raises(UserError, match="Unknown command line flag 'filter'"):
+        listed(*arguments, "--", "--filter=8")
 
 
 @pytest.fixture
@@ -209,12 +219,35 @@ def test_runs_follow_one_another_and_failures_are_named(tmp_path, monkeypatch, p
         monkeypatch.setenv(name, value)
     (programs / "python").write_text('#!/bin/bash\necho "$@" >> "$LOG"\n[[ "$@" != *lsmatch* ]]\n')
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     done = invoke("reproduce", "--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}")
     assert done.code == 1
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["cssl.fixmatch", "cssl.lsmatch", "cssl.cssl",
                                                                          "cssl.cssl"]
     assert "failed: python -m cssl.lsmatch" in done.stderr and "cssl.cssl" not in done.stderr
+
+
+def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
+    """SIGTERM to the script alone, SIGINT as a terminal sends it, to both: the run ends by itself, no other follows."""
+    log = tmp_path / "log"
+    (programs / "python").write_text(
+        '#!/bin/bash\ntrap "sleep 0.5; echo saved >> $LOG; exit 143" TERM\ntrap "sleep 0.5; echo saved >> $LOG; '
+        'exit 130" INT\necho started >> "$LOG"\nfor i in {1..200}; do sleep 0.1; done\n')
+    program = (f"import sys; sys.path.insert(0, 'scripts'); sys.argv = ['reproduce.py', '--table=barely', "
+               f"'--train_dir={tmp_path}']; import reproduce; sys.executable = '{programs / 'python'}'; "
+               "sys.exit(reproduce.main())")
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        log.write_text("")
+        process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, start_new_session=True,
+                                   env={**os.environ, "LOG": str(log)}, stderr=subprocess.PIPE, text=True)
+        while "started" not in log.read_text() and process.poll() is None:
+            time.sleep(0.05)
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+        else:
+            os.killpg(process.pid, number)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == code and "Traceback" not in errors, errors
+        assert log.read_text().split() == ["started", "saved"]
 
 
 def test_from_the_command_line(command, tmp_path):

@@ -147,6 +147,18 @@ def test_rows_name_what_differs_on_the_same_data_only(tmp_path):
     assert cells(tmp_path).rows == ("CSSL", "FixMatch (confidence=0.8)", "FixMatch (confidence=0.95)")
 
 
+def test_devices_make_no_row_but_the_validation_set_does(tmp_path):
+    write_run(tmp_path, [90] * 4, dataset="cifar10.1@40-1", num_devices=4, strategy="mirrored")
+    write_run(tmp_path, [92] * 4, dataset="cifar10.2@40-1", num_devices=0, strategy="auto")
+    assert cells(tmp_path).cells["CSSL", ERROR].seeds == (1, 2)
+    path = write_run(tmp_path, [50] * 4, dataset="cifar10.1@40-5000", num_devices=0)
+    lines = [json.loads(line) | {"accuracy/valid": 77.0} for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cells(tmp_path).rows == ("CSSL (valid=1)", "CSSL (valid=5000)")
+    assert "| 77.00 (1)" in invoke("accuracy_table", path, "--metric=accuracy/valid").stdout
+    assert "valid 5000 instead of 1" in invoke("accuracy_table", path, "--compare=paper").stdout
+
+
 def test_comparison(tmp_path):
     for seed, error in ((1, 7.0), (2, 9.0)):
         write_run(tmp_path, [100 - error] * 64, dataset=f"cifar10.{seed}@40-1", train_kimg=64)

@@ -1,6 +1,7 @@
 """TFDS's real builders on small files in the original formats; folders of images; the cache."""
 import json
 import pickle
+import shutil
 from unittest import mock
 
 import numpy as np
@@ -52,6 +53,15 @@ def test_cifar100_in_canonical_order_with_fine_labels(cifar100):
     assert dataset.num_classes == 100 and dataset.class_names[7] == "fine7"
     assert sorted(dataset.labeled_classes.tolist()) == list(range(100))
     assert dataset.mirror and dataset.shift == 4
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-9])])
+def test_damaged_tfds_files_are_one_clear_line(cifar100, tmp_path, damage):
+    shutil.copytree(cifar100[0], tmp_path / "copy", ignore=shutil.ignore_patterns("*cssl_cache*"))
+    damage(next((tmp_path / "copy").rglob("*train.tfrecord*")))
+    with pytest.raises(UserError, match="The files of cifar100.* cannot be read .*Prepare it again") as caught:
+        data.load("cifar100.0@100-1", tmp_path / "copy")
+    assert "\n" not in str(caught.value) and not list((tmp_path / "copy").rglob("*cssl_cache*"))
 
 
 @pytest.fixture(scope="module")
@@ -249,14 +259,31 @@ def test_folder_with_a_held_out_fifth(folder, tmp_path):
     assert cats.max() < 60  # class 0 is dark in every mode; a palette rounds to multiples of 51
     everything = np.concatenate([dataset.images, dataset.test_images])
     assert (everything == 100).all(axis=(1, 2, 3)).sum() == 2  # dog 0 and the 16-bit image: 25600 >> 8 = 100
-    assert data.load(f"folder:{folder}.1@all-1", tmp_path, image_size=24).labeled.size == 17
+    assert data.load(f"folder:{folder}.1@all-1", tmp_path, image_size=24).labeled.size == 16  # and one for validation
 
 
 def test_folder_with_its_own_test_set(folder, tmp_path):
     save(folder / "test" / "dog" / "x.png", np.zeros((5, 5, 3), np.uint8))
     dataset = data.load(f"folder:{folder}.1@all-2", tmp_path)
-    assert len(dataset.labeled) == 21 and dataset.test_labels.tolist() == [1] and dataset.image_shape == (32, 32, 3)
+    assert len(dataset.labeled) == 19 and dataset.test_labels.tolist() == [1] and dataset.image_shape == (32, 32, 3)
     assert (dataset.labels[dataset.valid] >= 0).all()
+    for labels in ("all", 15, 19):
+        dataset = data.load(f"folder:{folder}.3@{labels}-2", tmp_path)
+        assert not set(dataset.labeled) & set(dataset.valid) and not dataset.notes
+    with pytest.raises(UserError, match="asks for 20 labels, but .* has 19 labelled training images besides"):
+        data.load(f"folder:{folder}.3@20-2", tmp_path)
+
+
+def test_photographs_are_put_upright(folder, tmp_path):
+    image = np.zeros((16, 32, 3), np.uint8)
+    image[:, :16] = 200  # bright on the left as stored; the camera was turned: shown, it is bright on top
+    picture, exif = Image.fromarray(image), Image.Exif()
+    exif[0x0112] = 6
+    picture.save(folder / "train" / "cat" / "photograph.png", exif=exif)
+    save(folder / "test" / "cat" / "x.png", np.zeros((5, 5, 3), np.uint8))
+    images = np.asarray(data.load(f"folder:{folder}.1@all-0", tmp_path).images)
+    shown = next(pixels for pixels in images if pixels.max() == 200 and pixels.min() == 0)
+    assert (shown[:12] == 200).all() and (shown[-12:] == 0).all()
 
 
 def test_changed_folder_is_decoded_again(folder, tmp_path):
@@ -278,6 +305,7 @@ def test_unreadable_files_are_listed_and_skipped(folder, tmp_path):
     (lambda root: (root / "train" / "empty").mkdir(), "empty holds no image"),
     (lambda root: save(root / "test" / "bird" / "a.png", np.zeros((4, 4, 3), np.uint8)), "'bird' has images in"),
     (lambda root: (root / "train").rename(root / "training"), "has no folder `train`"),
+    (lambda root: shutil.rmtree(root / "train" / "cat"), "has one class folder, 'dog'"),
     (lambda root: ((root / "train" / "bad").mkdir(), (root / "train" / "bad" / "a.png").write_bytes(b"x")),
      "no readable image of class 'bad'"),
 ])

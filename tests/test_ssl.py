@@ -1,4 +1,6 @@
 """The model: the original program's trajectory, each method's loss in NumPy, and what one update changes."""
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -95,7 +97,8 @@ def test_fixmatch_loss():
     xe = np.mean(-np.log(softmax(x)[np.arange(4), views["label"]]))
     np.testing.assert_allclose(scalars["losses/xe"], xe, rtol=1e-5)
     correct = q.argmax(1) == views["unlabeled_label"].numpy()
-    np.testing.assert_allclose(scalars["monitors/pseudo_accuracy"], correct.mean(), rtol=1e-6)
+    np.testing.assert_allclose(scalars["monitors/pseudo_known_correct"] / scalars["monitors/pseudo_known"],
+                               correct.mean(), rtol=1e-6)
     np.testing.assert_allclose(scalars["monitors/pseudo_used_correct"] / scalars["monitors/pseudo_used"],
                                correct[mask].mean(), rtol=1e-6)
 
@@ -167,6 +170,26 @@ def test_upsmatch_uses_the_uncertainty_of_dropout_passes():
     assert 0 < middle < 0.5 and 0 < mask(conf_p=0.0, uncertainty_p=middle) < 1
     # One pass has no spread, so no image is uncertain.
     assert mask(conf_p=0.0, uncertainty_p=0.0, mc_passes=1) == 1.0
+
+
+def test_upsmatch_mask_from_given_passes():
+    """The deviation is that of the population, at the class with the largest mean."""
+    rng = np.random.RandomState(0)
+    weak, strong, passes = rng.normal(size=(6, 10)), rng.normal(size=(6, 10)), 2 * rng.normal(size=(8, 6, 10))
+    probabilities = softmax(passes)
+    u = probabilities.std(0)[np.arange(6), probabilities.mean(0).argmax(-1)]
+    kappa = float(np.sort(u)[2:4].mean())  # three pass
+    tau = float(np.sort(softmax(weak).max(-1)[u <= kappa])[:2].mean())  # of which two pass
+    logits = iter(tf.constant(passes, tf.float32))
+    step = SimpleNamespace(forward=lambda images, **options: next(logits))
+    model = make(UPSMatch, conf_p=tau, uncertainty_p=kappa)
+    loss, mask, monitors = model.unlabeled_loss(tf.constant(weak, tf.float32), tf.constant(strong, tf.float32),
+                                                {"weak": None}, step)
+    expected = (softmax(weak).max(-1) >= tau) & (u <= kappa)
+    assert expected.sum() == 2
+    np.testing.assert_array_equal(mask, expected)
+    np.testing.assert_allclose(monitors["monitors/uncertainty"], u.mean(), rtol=1e-5)
+    np.testing.assert_allclose(loss, -np.log(softmax(strong)[np.arange(6), weak.argmax(-1)]), rtol=1e-5)
 
 
 def test_upsmatch_dropout_does_not_touch_statistics_or_the_loss():

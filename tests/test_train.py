@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from cssl import cli
 from cssl.cssl import CSSL
+from cssl.fixmatch import FixMatch
 from libml import results, train
 
 ROOT = Path(__file__).parent.parent
@@ -164,8 +165,7 @@ def test_a_signal_saves_and_the_next_start_continues_bit_identically(finished, t
 
 def test_damaged_newest_checkpoint_is_passed_over(finished, tmp_path, command):
     run, _ = finished
-    copy = tmp_path / run.relative_to(run.parents[2])
-    subprocess.run(["cp", "-r", str(run.parents[2]) + "/.", str(tmp_path)], check=True)
+    copy = copy_of(run, tmp_path)
     newest = copy / "tf" / "model.ckpt-384.data-00000-of-00001"
     newest.write_bytes(newest.read_bytes()[:1000])
     done = command("cssl.py", *TINY, "--train_steps=48", f"--train_dir={tmp_path}")
@@ -181,6 +181,46 @@ def test_another_configuration_in_the_same_folder_is_refused(finished, command):
                    code=2)
     assert "report_kimg=0.0625, this command says report_kimg=0.125" in done.stderr
     assert state(run) == before
+
+
+def copy_of(run: Path, folder: Path) -> Path:
+    subprocess.run(["cp", "-r", str(run.parents[2]) + "/.", str(folder)], check=True)
+    return folder / run.relative_to(run.parents[2])
+
+
+def test_without_its_checkpoints_a_run_is_not_started_anew(finished, tmp_path, command):
+    run = copy_of(finished[0], tmp_path)
+    before = (run / "metrics.jsonl").read_text()
+    for file in (run / "tf").glob("*ckpt*"):
+        file.unlink()
+    (run / "tf" / "checkpoint").unlink()
+    done = command("cssl.py", *TINY, "--train_steps=48", f"--train_dir={tmp_path}", code=2)
+    assert "has reports up to 0.375 kimg, but no checkpoint" in done.stderr
+    assert (run / "metrics.jsonl").read_text() == before and list((run / "tf").glob("events*"))
+
+
+def test_a_run_is_lengthened_only_within_its_cosine(finished, command):
+    run, _ = finished
+    done = command("cssl.py", *TINY, "--train_steps=96", f"--train_dir={run.parents[2]}", code=2)
+    assert "schedule_kimg=0.375, this command says schedule_kimg=0.75" in done.stderr
+    assert "needs its final length as --schedule_kimg from the start" in done.stderr
+
+
+def test_means_of_a_report_are_over_the_updates_since_the_last(tmp_path):
+    """A run of 12 updates reports at 8 and at its end; lengthened, at 16: the mean of 4, not of 8."""
+    flags = ["cssl.py", *TINY, "--augment=d.d.x", "--schedule_kimg=1", f"--train_dir={tmp_path}"]
+    for steps in (12, 16):
+        assert cli._main(FixMatch, [*flags, f"--train_steps={steps}"]) == 0
+    found = {report["step"] // 8: report["monitors/lr"] for report in reports(only_run(tmp_path))}
+    rates = 0.03 * np.cos(7 * np.pi / 16 * np.arange(16) * 8 / 1024)
+    expected = {8: rates[:8].mean(), 12: rates[8:12].mean(), 16: rates[12:].mean()}
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_environment_without_git(monkeypatch):
+    assert cli.environment()["commit"]
+    monkeypatch.setenv("PATH", "")
+    assert cli.environment()["commit"] == "unknown"
 
 
 def test_eval_ckpt_takes_run_folder_or_file(finished, command):
@@ -209,6 +249,7 @@ def test_a_loss_that_is_no_number_stops_the_run(command, tmp_path):
     (["--dataset=digits.1@40-1", "--arch=vgg"], "arch"),
     (["--dataset=digits.1@40-1", "--reference=both"], "reference"),
     (["--dataset=digits.1@40-1", "--train_steps=1", "--train_kimg=1"], "both say how long"),
+    (["--dataset=digits.1@40-1", "--train_kimg=2", "--schedule_kimg=1"], "shorter than --train_kimg=2.0"),
     (["--dataset=digits.1@40-1", "--p_unlabeled=1,2"], "expected 10 non-negative numbers"),
     (["--batchsize=3"], "Unknown command line flag 'batchsize'"),
     (["something"], "Unexpected argument 'something'"),

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from libml.augment.ops import MAGNITUDES
+from libml.errors import UserError
 
 _GRAMMAR = ("labeled.weak.strong with labeled and weak in d (default), m (mirror), x (none), and strong in "
             "d (CTAugment), ra, rac, r<ops>_<magnitude>_<cutout %>, x (no policy); for example d.d.d or d.d.r2_9_50")
@@ -43,12 +44,12 @@ class AugmentSpec:
         return RandAugment(depth, magnitude, 1.0, cutout)
 
 
-def _error(text: str, reason: str) -> ValueError:
-    return ValueError(f"--augment={text}: {reason}; expected {_GRAMMAR}")
+def _error(text: str, reason: str) -> UserError:
+    return UserError(f"--augment={text}: {reason}; expected {_GRAMMAR}")
 
 
 def parse_augment(text: str) -> AugmentSpec:
-    """Parses `labeled.weak.strong`; ValueError says what came, what is wrong with it, and the grammar."""
+    """Parses `labeled.weak.strong`; UserError says what came, what is wrong with it, and the grammar."""
     parts = str(text).split(".")
     if len(parts) != 3:
         raise _error(text, f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3")
