@@ -32,6 +32,7 @@ setup(
         "tqdm>=4.60",  # progress bars
     ],
     extras_require={
-        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6"],  # the suite, its property tests, its lint check
+        # the suite, its property tests, its lint check, and several cores for it
+        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "pytest-xdist>=3.5"],
     },
 )

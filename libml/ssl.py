@@ -16,6 +16,7 @@ from libml.options import option
 
 ALIGNMENT_LENGTH = 128  # batches in the moving average of predictions
 Scalars = dict[str, tf.Tensor]
+State = dict  # what `SSLModel.read` returns
 
 
 def fold_in(seed: tf.Tensor, number) -> tf.Tensor:
@@ -59,14 +60,13 @@ def assign_all(variables: Sequence, values: Sequence[tf.Tensor]) -> None:
 class Step:
     """What a loss may use within one update: forward passes, seeds, the time. Lives while the step is traced."""
 
-    def __init__(self, model: "SSLModel", seed: tf.Tensor, images_seen: tf.Tensor):
+    def __init__(self, model: "SSLModel", seed: tf.Tensor, now: State):
         self.model = model
-        self.images_seen = images_seen
-        self.weights = values_of(model.network.trainable_variables)
-        self.statistics = values_of(model.network.non_trainable_variables)
+        self.images_seen = now["updates"] * model.options.batch
+        self.weights, self.ema_weights, self.statistics = now["weights"], now["ema"], now["statistics"]
         self.new_statistics = self.statistics
-        self.mean_prediction = None
-        self.state = {name: tf.convert_to_tensor(v) for name, v in model.method_state.items()}
+        self.predictions, self.mean_prediction = now.get("predictions"), None
+        self.state = now["method"]
         self.new_state = dict(self.state)  # what a loss puts here is averaged over replicas and kept
         self._seed, self._draws = seed, 0
 
@@ -86,7 +86,7 @@ class Step:
             ema: whether to use the averaged weights instead of the current ones.
             **options: further arguments of the network's call, such as `mc_dropout` or `with_embedding`.
         """
-        weights = values_of(self.model.ema_weights) if ema else self.weights
+        weights = self.ema_weights if ema else self.weights
         if self.model.network_takes_seed:
             options["seed"] = self.new_seed()
         outputs, statistics = self.model.network.stateless_call(
@@ -244,11 +244,31 @@ class SSLModel(keras.Model):
         of `--p_unlabeled`.
         """
         step.mean_prediction = tf.reduce_mean(q, 0)
-        p_model = tf.reduce_mean(tf.convert_to_tensor(self.predictions), 0)
+        p_model = tf.reduce_mean(step.predictions, 0)
         prior = self.class_prior if prior is None else prior
         return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
     # One update.
+
+    def read(self) -> State:
+        """Reads all that an update depends on and changes, once.
+
+        Whatever uses a value must use this reading of it, from which its new value is computed too. Then data flow
+        alone puts every use before the change. A second read would be ordered by a control dependency only, and
+        TensorFlow's graph optimiser drops some of those: it has been seen to read what the same step had written.
+        """
+        now = {"updates": tf.convert_to_tensor(self.updates), "weights": values_of(self.network.trainable_variables),
+               "statistics": values_of(self.network.non_trainable_variables), "ema": values_of(self.ema_weights),
+               "slots": values_of(self.slots),
+               "method": {name: tf.convert_to_tensor(v) for name, v in self.method_state.items()}}
+        if self.uses_alignment:
+            now["predictions"] = tf.convert_to_tensor(self.predictions)
+        if self.loss_scaling:
+            now |= {"loss_scale": tf.convert_to_tensor(self.loss_scale),
+                    "good_steps": tf.convert_to_tensor(self.good_steps)}
+        if self.augmenter is not None and self.augmenter.uses_probe:
+            now["rates"] = tf.convert_to_tensor(self.augmenter.rates)
+        return now
 
     def normalize(self, images: tf.Tensor) -> tf.Tensor:
         """Whitens float images if asked to."""
@@ -257,19 +277,20 @@ class SSLModel(keras.Model):
         mean, deviation = self.image_statistics
         return (images - mean) / deviation
 
-    def step_seed(self) -> tf.Tensor:
+    def step_seed(self, now: State) -> tf.Tensor:
         """Returns the seed [2] of this update on this replica."""
-        seed = tf.stack([tf.constant(self.seed, tf.int64), tf.convert_to_tensor(self.updates)])
+        seed = tf.stack([tf.constant(self.seed, tf.int64), now["updates"]])
         context = tf.distribute.get_replica_context()
         return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
-    def make_views(self, batch: dict) -> dict:
+    def make_views(self, batch: dict, now: State | None = None) -> dict:
         """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment."""
-        seed = fold_in(self.step_seed(), 1)
+        now = self.read() if now is None else now
+        seed, rates = fold_in(self.step_seed(now), 1), now.get("rates")
         labeled = self.augmenter.labeled(batch["labeled"], fold_in(seed, 1))
         views = {"labeled": to_float(labeled), "label": batch["label"]}
         if self.strong_labeled:
-            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4))
+            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates)
         num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
         if num_weak:
             seeds = [fold_in(seed, 2)]
@@ -278,7 +299,8 @@ class SSLModel(keras.Model):
             views["weak"] = to_float(tf.concat(weak, 0))
             views["unlabeled_label"] = batch["unlabeled_label"]
         if num_strong:
-            strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k)) for k in range(num_strong)]
+            strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k), rates)
+                      for k in range(num_strong)]
             views["strong"] = tf.concat(strong, 0)
         if self.augmenter.uses_probe and num_strong:
             probe, policy = self.augmenter.probe(labeled, fold_in(seed, 3))
@@ -287,42 +309,47 @@ class SSLModel(keras.Model):
 
     def train_step(self, batch: dict) -> Scalars:
         """Runs one update on a batch of uint8 images; returns scalars to log, equal on all replicas."""
-        return self.train_on_views(self.make_views(batch))
+        now = self.read()
+        return self.train_on_views(self.make_views(batch, now), now)
 
-    def train_on_views(self, views: dict) -> Scalars:
+    def train_on_views(self, views: dict, now: State | None = None) -> Scalars:
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
-        updates = tf.convert_to_tensor(self.updates)
+        now = self.read() if now is None else now
+        updates = now["updates"]
         lr = self.learning_rate(updates * self.options.batch)
-        gradients, scalars, statistics, prediction, state = average_over_replicas(self._gradients(views))
+        gradients, scalars, statistics, prediction, state = average_over_replicas(self._gradients(views, now))
         scalars["monitors/lr"] = lr
 
-        weights = values_of(self.network.trainable_variables)
+        weights = list(now["weights"])
         if self.decoupled_weight_decay:
             for i in self.kernel_indices:
                 weights[i] *= 1 - self.options.wd * lr
-        weights, slots = self.optimizer_rule.update(weights, gradients, values_of(self.slots), lr, updates)
-        averages = [a - (1 - self.options.ema) * (a - w)
-                    for a, w in zip(values_of(self.ema_weights), weights, strict=True)]
+        weights, slots = self.optimizer_rule.update(weights, gradients, now["slots"], lr, updates)
+        averages = [a - (1 - self.options.ema) * (a - w) for a, w in zip(now["ema"], weights, strict=True)]
         variables = [*self.network.trainable_variables, *self.slots, *self.ema_weights,
                      *self.network.non_trainable_variables, *(self.method_state[name] for name in state)]
+        old = [*now["weights"], *now["slots"], *now["ema"], *now["statistics"],
+               *(now["method"][name] for name in state)]
         new = [*weights, *slots, *averages, *statistics, *state.values()]
         if self.uses_alignment:
             variables.append(self.predictions)
-            new.append(tf.concat([tf.convert_to_tensor(self.predictions)[1:], prediction[None]], 0))
+            old.append(now["predictions"])
+            new.append(tf.concat([now["predictions"][1:], prediction[None]], 0))
         if self.loss_scaling:
-            new, scale = self._scaled_update(gradients, values_of(variables), new)
+            new, scale = self._scaled_update(gradients, old, new, now)
             variables, new = [*variables, self.loss_scale, self.good_steps], [*new, *scale]
             scalars["monitors/loss_scale"] = scale[0]
         if "probe" in views:
-            probabilities = tf.nn.softmax(self.infer(views["probe"]))  # the averaged weights before they change
+            probabilities = tf.nn.softmax(self._infer(views["probe"], now["ema"], now["statistics"]))
             policy = {"ops": views["probe_ops"], "params": views["probe_params"]}
-            self.augmenter.update(policy, probabilities, views["label"])
+            self.augmenter.update(policy, probabilities, views["label"], now["rates"])
         assign_all([*variables, self.updates], [*new, updates + 1])
         return scalars
 
     def trial_loss(self, batch: dict) -> tf.Tensor:
         """Returns the loss of a batch on this replica and changes nothing: shows whether the step can be compiled."""
-        return self._gradients(self.make_views(batch))[1]["losses/total"]
+        now = self.read()
+        return self._gradients(self.make_views(batch, now), now)[1]["losses/total"]
 
     def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
         """lr * cos(7 pi / 16 * images / horizon), or lr for methods without decay."""
@@ -331,32 +358,33 @@ class SSLModel(keras.Model):
         progress = tf.cast(images_seen, tf.float32) / self.total_images
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
 
-    def _gradients(self, views: dict):
+    def _gradients(self, views: dict, now: State):
         tensors = {key: value for key, value in views.items() if not key.startswith("probe")}
         compute = self._compiled if self.jit else self._compute_gradients
-        return compute(tensors, fold_in(self.step_seed(), 2))
+        used = {key: value for key, value in now.items() if key not in ("slots", "rates")}
+        return compute(tensors, fold_in(self.step_seed(now), 2), used)
 
-    def _compute_gradients(self, views: dict, seed: tf.Tensor):
+    def _compute_gradients(self, views: dict, seed: tf.Tensor, now: State):
         """Forward and backward pass of one replica: gradients, scalars, BN statistics, mean prediction, state."""
-        step = Step(self, seed, tf.convert_to_tensor(self.updates) * self.options.batch)
+        step = Step(self, seed, now)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
             total, scalars = self.compute_losses(views, step)
             decay = losses.weight_decay([step.weights[i] for i in self.kernel_indices])
             if not self.decoupled_weight_decay:
                 total += self.options.wd * decay
-            scaled = total * tf.convert_to_tensor(self.loss_scale) if self.loss_scaling else total
+            scaled = total * now["loss_scale"] if self.loss_scaling else total
         gradients = tape.gradient(scaled, step.weights, unconnected_gradients="zero")
         if self.loss_scaling:
-            gradients = [g / tf.convert_to_tensor(self.loss_scale) for g in gradients]
+            gradients = [g / now["loss_scale"] for g in gradients]
         scalars |= {"losses/wd": decay, "losses/total": total}
         prediction = step.mean_prediction if self.uses_alignment else tf.zeros([])
         return gradients, scalars, step.new_statistics, prediction, step.new_state
 
-    def _scaled_update(self, gradients, old, new):
+    def _scaled_update(self, gradients, old, new, now):
         """Skips an update whose float16 gradients overflowed; returns the values and the loss scale's new state."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-        scale, good = tf.convert_to_tensor(self.loss_scale), tf.convert_to_tensor(self.good_steps)
+        scale, good = now["loss_scale"], now["good_steps"]
         grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)
         good_next = tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))
         scale_next = tf.where(finite, grown, tf.maximum(scale / 2, 1.0))
@@ -367,8 +395,10 @@ class SSLModel(keras.Model):
     def infer(self, images: tf.Tensor, ema: bool = True) -> tf.Tensor:
         """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics."""
         weights = self.ema_weights if ema else self.network.trainable_variables
-        logits, _ = self.network.stateless_call(values_of(weights), values_of(self.network.non_trainable_variables),
-                                                self.normalize(images), training=False)
+        return self._infer(images, values_of(weights), values_of(self.network.non_trainable_variables))
+
+    def _infer(self, images: tf.Tensor, weights: list[tf.Tensor], statistics: list[tf.Tensor]) -> tf.Tensor:
+        logits, _ = self.network.stateless_call(weights, statistics, self.normalize(images), training=False)
         return tf.cast(logits, tf.float32)
 
     def call(self, images, training=False):

@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 ruff check .
-python -m pytest "$@"
+python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile "$@"

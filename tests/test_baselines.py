@@ -76,9 +76,15 @@ def views_of(model, uratio=1, seed=0):
     return views | ({"strong": images(strong * uratio * BATCH)} if strong else {})
 
 
+def step_at(model, images_seen=0):
+    step = Step(model, SEED, model.read())
+    step.images_seen = tf.constant(images_seen, tf.int64)
+    return step
+
+
 def run(model, views, images_seen=TOTAL):
     """Loss, scalars and the step."""
-    step = Step(model, SEED, tf.constant(images_seen, tf.int64))
+    step = step_at(model, images_seen)
     loss, scalars = model.compute_losses(views, step)
     return float(loss), {name: float(value) for name, value in scalars.items()}, step
 
@@ -218,7 +224,7 @@ def test_vat_on_a_linear_model_is_the_closed_form():
     np.testing.assert_allclose(scalars["losses/entropy"], entropy, rtol=1e-4)
     expected = labeled_loss(model, views) + 0.3 * 0.5 * scalars["losses/xeu"] + 0.06 * entropy
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
-    length = np.linalg.norm(model.worst_direction(views["weak"], p, Step(model, SEED, 0)).numpy().reshape(BATCH, -1),
+    length = np.linalg.norm(model.worst_direction(views["weak"], p, step_at(model)).numpy().reshape(BATCH, -1),
                             axis=-1)
     np.testing.assert_allclose(length, 1, rtol=1e-5)
 
@@ -361,7 +367,7 @@ def test_uda(options):
 def test_uda_anneals_from_chance_to_certainty(tsa, progress):
     model = make(UDA, tsa=tsa)
     for time in (0.0, 0.25, 1.0):
-        found = model.signal_threshold(Step(model, SEED, tf.constant(int(time * TOTAL), tf.int64)))
+        found = model.signal_threshold(step_at(model, int(time * TOTAL)))
         np.testing.assert_allclose(found, progress(time) * (1 - 1 / CLASSES) + 1 / CLASSES, rtol=1e-5)
 
 
@@ -374,7 +380,7 @@ def test_no_gradient_through_the_weak_views(method, options):
     logits = tf.Variable(tf.random.stateless_normal([3 * BATCH, CLASSES], [0, 1]))
     model.forward_together = lambda views, step: tuple(tf.split(tf.convert_to_tensor(logits), 3))
     with tf.GradientTape() as tape:
-        loss, _ = model.compute_losses(views, Step(model, SEED, 0))
+        loss, _ = model.compute_losses(views, step_at(model))
     x, weak, strong = tf.split(tape.gradient(loss, logits), 3)
     assert float(tf.reduce_max(tf.abs(weak))) == 0 < float(tf.reduce_max(tf.abs(strong)))
 
@@ -384,9 +390,9 @@ def test_no_gradient_through_the_guess(method, monkeypatch):
     """Stopping what is stopped already changes nothing."""
     model = make(method, LinearEmbedding(), warmup_kimg=0.0, beta=0.0)
     views, sharpen_ = views_of(model), losses.sharpen
-    found = model._compute_gradients(views, SEED)[0]
+    found = model._compute_gradients(views, SEED, model.read())[0]
     monkeypatch.setattr(losses, "sharpen", lambda p, t: tf.stop_gradient(sharpen_(tf.stop_gradient(p), t)))
-    for ours, wanted in zip(found, model._compute_gradients(views, SEED)[0], strict=True):
+    for ours, wanted in zip(found, model._compute_gradients(views, SEED, model.read())[0], strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-7)
 
 
@@ -395,8 +401,8 @@ def test_compiled_gradients_agree(method):
     """XLA compiles every operation of the losses, random draws included, to the same numbers."""
     model = make(method, LinearEmbedding())
     views = views_of(model)
-    plain = model._compute_gradients(views, SEED)
-    compiled = tf.function(model._compute_gradients, jit_compile=True)(views, SEED)
+    plain = model._compute_gradients(views, SEED, model.read())
+    compiled = tf.function(model._compute_gradients, jit_compile=True)(views, SEED, model.read())
     # VAT's direction is a small difference of predictions.
     tolerance = dict(rtol=1e-2, atol=1e-2) if method is VAT else dict(rtol=1e-4, atol=1e-5)
     for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
@@ -419,7 +425,7 @@ def test_teachers_and_targets_get_no_gradient():
     for method in (PiModel, MeanTeacher):
         model = make(method, warmup_pos=0.0)
         views = views_of(model) | {"weak": tf.Variable(views_of(model)["weak"])}
-        step = Step(model, SEED, tf.constant(0, tf.int64))
+        step = step_at(model)
         with tf.GradientTape() as tape:
             loss, _ = model.compute_losses(views, step)
         first, second = tf.split(tf.convert_to_tensor(tape.gradient(loss, views["weak"])), 2)

@@ -1,4 +1,5 @@
 """The model: the original program's trajectory, each method's loss in NumPy, and what one update changes."""
+from collections import Counter
 from types import SimpleNamespace
 
 import keras
@@ -11,6 +12,7 @@ from cssl.cssl import CSSL
 from cssl.fixmatch import FixMatch
 from cssl.fixmatch_da import FixMatchDA
 from cssl.lsmatch import LSMatch
+from cssl.mean_teacher import MeanTeacher
 from cssl.supervised import Supervised
 from cssl.upsmatch import UPSMatch
 from libml import data, losses, models
@@ -388,3 +390,18 @@ def test_checkpoint_holds_everything(digits, tmp_path):
     for left, right in zip([*first.variables, first.augmenter.rates], [*second.variables, second.augmenter.rates],
                            strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("method, augment", [(CSSL, "d.d.d"), (MeanTeacher, "d.d.x")])
+def test_a_step_reads_every_variable_once(digits, method, augment):
+    """Data flow then orders uses and change; of control dependencies, the graph optimiser drops some."""
+    model = augmented(method, digits, augment)
+    batch = next(iter(data.batches(digits, batch=4, uratio=model.options.uratio)))
+    reads, written = Counter(), set()
+    for op in tf.function(model.train_step).get_concrete_function(batch).graph.get_operations():
+        if op.type == "ReadVariableOp":
+            reads[op.inputs[0].name] += 1
+        elif op.type.startswith("Assign"):
+            written.add(op.inputs[0].name)
+    assert len(written) == len(tf.nest.flatten(model.checkpoint_items()))
+    assert {name: reads[name] for name in written} == dict.fromkeys(written, 1)

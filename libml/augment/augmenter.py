@@ -127,8 +127,11 @@ class Augmenter(tf.Module):
         """Weak view of unlabelled images, uint8 to uint8."""
         return self._view(self.spec.weak, images, seed, _WEAK)
 
-    def draw_strong(self, n: int, seed: tf.Tensor) -> Draws:
-        """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params."""
+    def draw_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None) -> Draws:
+        """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
+
+        A step that also learns gives the same reading of the `rates` to this and to `update`, which orders the two.
+        """
         depth, numbers = self.depth, ctaugment.TRAINING
         if self._rand:
             depth, numbers = self._rand.depth, _RAND_NUMBERS
@@ -136,14 +139,15 @@ class Augmenter(tf.Module):
         draws = self._draw_weak(self.spec.weak, uniform) | {"centre": uniform[:, 3:5]}
         uniform = tf.reshape(uniform[:, 5:], [n, depth, numbers])
         if self.uses_probe:
-            draws |= ctaugment.draw_training(self.rates, uniform, self.threshold, self.decay)
+            rates = self.rates if rates is None else rates
+            draws |= ctaugment.draw_training(rates, uniform, self.threshold, self.decay)
         elif self._rand:
             draws |= _draw_rand(self._rand, uniform)
         return draws
 
-    def strong(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None) -> tf.Tensor:
         """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout."""
-        return self.strong_view(images, self.draw_strong(images.shape[0], seed))
+        return self.strong_view(images, self.draw_strong(images.shape[0], seed, rates))
 
     def strong_view(self, images: tf.Tensor, draws: Draws) -> tf.Tensor:
         """The strong view that `draws` describe."""
@@ -183,7 +187,8 @@ class Augmenter(tf.Module):
         policy = ctaugment.draw_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
         return self._run(_probe_view, weak, policy), policy
 
-    def update(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor) -> None:
+    def update(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor | None = None,
+               ) -> None:
         """Learns from the predictions [N, classes] on probed images with class numbers `labels` [N].
 
         In a replica context the hits of all replicas are gathered first, so that every replica makes the same update.
@@ -194,7 +199,8 @@ class Augmenter(tf.Module):
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             rows = tf.ensure_shape(context.all_gather(rows, axis=0), [None, rows.shape[1]])
-        self.rates.assign(ctaugment.updated_rates(self.rates, rows[:, :-1], rows[:, -1], self.decay))
+        rates = self.rates if rates is None else rates
+        self.rates.assign(ctaugment.updated_rates(rates, rows[:, :-1], rows[:, -1], self.decay))
 
 
 _RAND_NUMBERS = 4  # uniform numbers per operation: which, whether at all, magnitude, sign
