@@ -119,8 +119,7 @@ WIDTHS = {"digits": 16, "stl10": 96}  # of images that are not 32 pixels wide
 NAMED = ("alpha_bound", "arch", "batch", "conf_p", "confidence", "filters", "lr", "repeat", "scales", "uncertainty_p",
          "uratio", "wd", "wu")
 # Not part of what is computed: a run may continue with other values.
-FREE = ("data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "train_kimg", "strategy",
-        "num_devices", "deterministic")
+FREE = results.CIRCUMSTANCES | {"train_kimg"}
 
 STOPPED = (130, 143)  # exit codes after SIGINT and SIGTERM: the state is saved, the same command continues
 

@@ -171,6 +171,7 @@ def choose(source: sources.Source, name: DatasetName) -> SSLData:
     frequencies = source.frequencies
     if frequencies is None:
         frequencies = splits.class_frequencies(labels, num_classes)
+    drawn = labels  # where labelled images come from
     if published:
         order = np.asarray(source.order)
     else:  # own data: images without a label follow after all those with one
@@ -178,11 +179,9 @@ def choose(source: sources.Source, name: DatasetName) -> SSLData:
         if name.valid >= num_known:
             raise UserError(f"{name} sets {name.valid} images aside for validation, but only {num_known} have a label; "
                             "leave some for training.")
-    drawn = labels
-    if not published:  # nor are labelled images drawn from those for validation
-        drawn = labels.copy()
+        drawn = labels.copy()  # nor are labelled images drawn from those for validation
         drawn[order[:name.valid]] = -1
-        num_known = int(np.sum(drawn >= 0))
+        num_known -= name.valid
     if (name.labels or 0) > num_known:
         besides = "" if published else " besides those for validation"
         raise UserError(f"{name} asks for {name.labels} labels, but {name.dataset} has {num_known} labelled training "

@@ -19,9 +19,11 @@ from libml.paper import Column
 LAST = (1, 10, 20, 50)
 METRICS = {"error": "error %", "accuracy": "accuracy %", "ece": "ECE", "accuracy/valid": "validation accuracy %"}
 
-# Where and how a run is made, not what is computed: never a reason for a row of its own.
-INCIDENTAL = frozenset({"dataset", "seed", "data_dir", "train_dir", "rerun", "report_kimg", "save_kimg", "keep_ckpt",
-                         "eval_ckpt", "method", "strategy", "num_devices", "deterministic"})
+# Where and how a run is made, not what is computed.
+CIRCUMSTANCES = frozenset({"data_dir", "train_dir", "rerun", "eval_ckpt", "keep_ckpt", "save_kimg", "strategy",
+                           "num_devices", "deterministic"})
+# Never a reason for a row of its own.
+INCIDENTAL = CIRCUMSTANCES | {"dataset", "seed", "report_kimg", "method"}
 
 
 def medians(values: Iterable[float]) -> dict[str, float]:

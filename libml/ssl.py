@@ -66,7 +66,7 @@ class Step:
         self.weights, self.ema_weights, self.statistics = now["weights"], now["ema"], now["statistics"]
         self.new_statistics = self.statistics
         self.predictions, self.mean_prediction = now.get("predictions"), None
-        self.state = now["method"]
+        self.state = {name: now[f"state_{name}"] for name in model.method_state}
         self.new_state = dict(self.state)  # what a loss puts here is averaged over replicas and kept
         self._seed, self._draws = seed, 0
 
@@ -257,18 +257,7 @@ class SSLModel(keras.Model):
         alone puts every use before the change. A second read would be ordered by a control dependency only, and
         TensorFlow's graph optimiser drops some of those: it has been seen to read what the same step had written.
         """
-        now = {"updates": tf.convert_to_tensor(self.updates), "weights": values_of(self.network.trainable_variables),
-               "statistics": values_of(self.network.non_trainable_variables), "ema": values_of(self.ema_weights),
-               "slots": values_of(self.slots),
-               "method": {name: tf.convert_to_tensor(v) for name, v in self.method_state.items()}}
-        if self.uses_alignment:
-            now["predictions"] = tf.convert_to_tensor(self.predictions)
-        if self.loss_scaling:
-            now |= {"loss_scale": tf.convert_to_tensor(self.loss_scale),
-                    "good_steps": tf.convert_to_tensor(self.good_steps)}
-        if self.augmenter is not None and self.augmenter.uses_probe:
-            now["rates"] = tf.convert_to_tensor(self.augmenter.rates)
-        return now
+        return tf.nest.map_structure(tf.convert_to_tensor, self.checkpoint_items())
 
     def normalize(self, images: tf.Tensor) -> tf.Tensor:
         """Whitens float images if asked to."""
@@ -329,7 +318,7 @@ class SSLModel(keras.Model):
         variables = [*self.network.trainable_variables, *self.slots, *self.ema_weights,
                      *self.network.non_trainable_variables, *(self.method_state[name] for name in state)]
         old = [*now["weights"], *now["slots"], *now["ema"], *now["statistics"],
-               *(now["method"][name] for name in state)]
+               *(now[f"state_{name}"] for name in state)]
         new = [*weights, *slots, *averages, *statistics, *state.values()]
         if self.uses_alignment:
             variables.append(self.predictions)
