@@ -1,22 +1,29 @@
 """Packaging: what is installed, and what each dependency is for."""
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# Every method module is a command: `cssl`, `cssl-fixmatch`, `cssl-mean-teacher`, …
-METHODS = [path.stem for path in Path(__file__).parent.glob("cssl/*.py") if path.stem not in ("__init__", "cli")]
-COMMANDS = ["cssl" if name == "cssl" else f"cssl-{name.replace('_', '-')}" for name in sorted(METHODS)]
+sys.path.insert(0, str(Path(__file__).parent))  # builds run without it
+
+import cssl  # noqa: E402
+from cssl.tools import TOOLS  # noqa: E402
+
+# Every method and every tool is a command: `cssl`, `cssl-fixmatch`, `cssl-mean-teacher`, …, `cssl-data`, …
+METHODS = ["cssl" if name == "cssl" else f"cssl-{name.replace('_', '-')}" for name in sorted(cssl.methods().values())]
 
 setup(
     name="cssl",
-    version="0.1.0",
+    version=cssl.__version__,
     description="Credal self-supervised learning and its relatives in TensorFlow 2 / Keras 3",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
     python_requires=">=3.10",
-    entry_points={"console_scripts": [f"{command} = cssl.cli:console" for command in COMMANDS]},
+    package_data={"cssl": ["py.typed"], "libml": ["py.typed"], "cssl.tools": ["*.sh"]},
+    entry_points={"console_scripts": [*(f"{command} = cssl.cli:console" for command in METHODS),
+                                      *(f"cssl-{tool} = cssl.tools:console" for tool in TOOLS)]},
     install_requires=[
         "absl-py>=2.0",  # the flags users of FixMatch know
         "importlib_resources",  # tensorflow-datasets needs it and does not declare it
@@ -26,13 +33,13 @@ setup(
         "pillow>=9.5",  # image files; the definition of every augmentation
         "scikit-learn>=1.4",  # the embedded handwritten digits
         "scipy>=1.10",  # quantiles of the Beta distribution for mixing weights
-        "tensorboard>=2.18",  # event files: written by TensorFlow, read by the extraction scripts
+        "tensorboard>=2.18",  # event files: written by TensorFlow, read where metrics.jsonl is damaged
         "tensorflow>=2.18",  # everything that is computed
         "tensorflow-datasets>=4.9.7",  # CIFAR, SVHN, STL-10, Fashion-MNIST
         "tqdm>=4.60",  # progress bars
     ],
     extras_require={
-        # the suite, its property tests, its lint check, and several cores for it
-        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "pytest-xdist>=3.5"],
+        # the suite, its property tests, its lint check, its type check, and several cores for it
+        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pytest-xdist>=3.5"],
     },
 )

@@ -1,2 +1,77 @@
-"""Semi-supervised image classification: one module per method."""
-from cssl import cli as cli  # first of all: it sets TensorFlow's environment before anything imports TensorFlow
+"""Semi-supervised image classification: one module per method, runs by `RunConfig` and `train`. Cheap to import.
+
+    from cssl import CSSL, RunConfig, train
+    result = train(RunConfig.of(CSSL, dataset="digits.1@40-1"))
+"""
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import libml
+from libml.lazy import exports
+
+__version__ = "0.2.0"
+
+
+def _check_libml() -> None:
+    """FixMatch's README puts its clone, which has a package libml too, on PYTHONPATH: say so rather than fail later."""
+    ours, found = Path(__file__).resolve().parent.parent / "libml", Path(libml.__path__[0]).resolve()
+    if found != ours:
+        message = (f"Another package named libml, in {found.parent}, hides the one of this program, in {ours.parent}. "
+                   "Take that folder off PYTHONPATH and start again.")
+        if Path(sys.argv[0]).name.startswith(("-m", "cssl")):
+            print(f"error: {message}", file=sys.stderr)
+            raise SystemExit(2)
+        raise ImportError(message)
+
+
+_check_libml()
+
+
+def methods() -> dict[str, str]:
+    """Returns the methods of this package: class name -> module name. A method's module defines the class named like
+    it, but for case and underscores; any other module is a helper."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        match = re.search(rf"^class ({path.stem.replace('_', '')})\(", path.read_text(encoding="utf-8"), re.I | re.M)
+        if match:
+            found[match[1]] = path.stem
+    return found
+
+
+def method(name: str) -> Any:
+    """Returns a method's class, by the name of the class or of its module."""
+    names = {module: name for name, module in methods().items()}
+    name = names.get(name, name)
+    if name not in names.values():
+        from libml.errors import UserError
+
+        raise UserError(f"There is no method {name!r}; there are {', '.join(names.values())}.")
+    return getattr(importlib.import_module(f"{__name__}.{methods()[name]}"), name)
+
+
+__getattr__, __dir__ = exports(__name__, {
+    **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
+    "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
+    "from_arrays": "libml.data"})
+
+
+def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None) -> dict:
+    """Evaluates a run, or one of its checkpoints, as the run's own configuration describes it; returns its scores by
+    tag (`accuracy`, `ece/raw`, `nll/valid` …).
+
+    Args:
+        checkpoint: run folder, its folder tf, or a file in it.
+        data: what to evaluate on, instead of the run's own dataset.
+        data_dir: folder of the TFDS datasets.
+        method_class: the class of a method that is not in this package.
+    """
+    from libml import experiment
+
+    prefix, run = experiment.find_checkpoint(str(checkpoint))
+    if run is None:
+        raise ValueError(f"{checkpoint} is not in a run folder, which would describe its model.")
+    config = experiment.stored_config(run, method_class or method(run.read().method)).replace(data_dir=data_dir)
+    return experiment.evaluate(config, prefix, data).scores

@@ -2,14 +2,14 @@
 
     python -m cssl.cssl --dataset=cifar10.3@40-1          (or: python cssl.py …)
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import SSLModel
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
 
 
 class CSSL(SSLModel):
@@ -21,8 +21,10 @@ class CSSL(SSLModel):
     class Options(SSLModel.Options):
         """CSSL's own hyperparameters."""
 
-        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper")
-        alpha_bound: float = option(0.0, "smallest size alpha of a credal set; 0.03 in the barely supervised runs")
+        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper",
+                                   low=0, high=1, named=True)
+        alpha_bound: float = option(0.0, "smallest size alpha of a credal set; 0.03 in the barely supervised runs",
+                                    low=0, high=1, named=True)
         reference: str = option("raw", "the class y a set is built around: argmax of the raw prediction (the paper's "
                                 "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))
 
@@ -38,4 +40,6 @@ class CSSL(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(CSSL)

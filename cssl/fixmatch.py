@@ -2,14 +2,14 @@
 
     python -m cssl.fixmatch --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import SSLModel
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
 
 
 class FixMatch(SSLModel):
@@ -19,7 +19,8 @@ class FixMatch(SSLModel):
     class Options(SSLModel.Options):
         """FixMatch's own hyperparameter."""
 
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view")
+        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
+                                   high=1, named=True)
 
     def unlabeled_loss(self, weak, strong, views, step):
         """H(argmax q, p) and [max q >= tau] (Sec. 2.1)."""
@@ -29,4 +30,6 @@ class FixMatch(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(FixMatch)

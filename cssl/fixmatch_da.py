@@ -2,14 +2,14 @@
 
     python -m cssl.fixmatch_da --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import SSLModel
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
 
 
 class FixMatchDA(SSLModel):
@@ -21,7 +21,8 @@ class FixMatchDA(SSLModel):
     class Options(SSLModel.Options):
         """FixMatch's own hyperparameter."""
 
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view")
+        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
+                                   high=1, named=True)
 
     def unlabeled_loss(self, weak, strong, views, step):
         """H(a, p) and [max q >= tau]."""
@@ -31,4 +32,6 @@ class FixMatchDA(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(FixMatchDA)

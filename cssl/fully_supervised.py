@@ -2,8 +2,7 @@
 
     python -m cssl.fully_supervised --dataset=cifar10.3@40-1
 """
-from cssl import cli
-from libml.ssl import SSLModel
+from libml.model import SSLModel
 
 
 class FullySupervised(SSLModel):
@@ -19,4 +18,6 @@ class FullySupervised(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(FullySupervised)

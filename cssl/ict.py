@@ -2,14 +2,14 @@
 
     python -m cssl.ict --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses, mixing
-from libml.options import option
-from libml.ssl import AdamModel, len_static, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import AdamModel
 
 
 class ICT(AdamModel):
@@ -19,21 +19,24 @@ class ICT(AdamModel):
     class Options(AdamModel.Options):
         """ICT's own hyperparameters."""
 
-        consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up")
-        beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing")
+        consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up", low=0)
+        beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
 
     def compute_losses(self, views, step):
-        """H(label, p) + w(t) mean_k (Mix(q, q')_k - p(Mix(y, y'))_k)^2, ' the batch reversed (Eq. 1)."""
+        """H(label, p) + w(t) mean_k (Mix(q, q')_k - p(Mix(y, y'))_k)^2, where ' reverses the batch (Eq. 1)."""
         xe = self.labeled_cross_entropy(views, step)
         y = views["weak"]
         teacher = step.forward(y, ema=True)
+        step.record_pseudo_labels(teacher)
         target = tf.stop_gradient(tf.nn.softmax(teacher))
-        m = mixing.beta_weights(len_static(y), beta=self.options.beta, seed=step.new_seed())
+        m = mixing.beta_weights(y.shape[0], beta=self.options.beta, seed=step.new_seed())
         student = step.forward(mixing.mix(y, y[::-1], m), update_statistics=False)
         xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(student), mixing.mix(target, target[::-1], m)))
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, **pseudo_label_quality(teacher, views)}
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(ICT)

@@ -2,14 +2,14 @@
 
     python -m cssl.lsmatch --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import SSLModel
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
 
 
 class LSMatch(SSLModel):
@@ -21,12 +21,13 @@ class LSMatch(SSLModel):
     class Options(SSLModel.Options):
         """LSMatch's own hyperparameters."""
 
-        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper")
+        confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper",
+                                   low=0, high=1, named=True)
         reference: str = option("raw", "the class y that is smoothed: argmax of the raw or of the aligned prediction",
                                 choices=("raw", "aligned"))
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """H((1 - alpha) onehot(y) + alpha / K, p)."""
+        """H((1 - alpha) onehot(y) + alpha / C, p)."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         a = self.aligned(q, step)
         y = tf.argmax(q if self.options.reference == "raw" else a, -1)
@@ -36,4 +37,6 @@ class LSMatch(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(LSMatch)

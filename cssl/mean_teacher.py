@@ -2,14 +2,14 @@
 
     python -m cssl.mean_teacher --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import ConsistencyOptions, SSLModel
 
 
 class MeanTeacher(SSLModel):
@@ -21,7 +21,7 @@ class MeanTeacher(SSLModel):
     class Options(ConsistencyOptions):
         """Mean Teacher's own hyperparameter."""
 
-        consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up")
+        consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up", low=0)
 
     def compute_losses(self, views, step):
         """H(label, p) + w(t) mean_k (q_k - p_k)^2, q from the averaged weights (Sec. 2)."""
@@ -29,11 +29,14 @@ class MeanTeacher(SSLModel):
         first, second = tf.split(views["weak"], 2)
         teacher = step.forward(first, ema=True)  # in training mode: its statistics are those of the batch
         student = step.forward(second, update_statistics=False)
+        step.record_pseudo_labels(teacher)
         target = tf.stop_gradient(tf.nn.softmax(teacher))
         xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(student), target))
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, **pseudo_label_quality(teacher, views)}
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(MeanTeacher)

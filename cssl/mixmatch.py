@@ -2,28 +2,28 @@
 
     python -m cssl.mixmatch --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses, mixing
-from libml.options import option
-from libml.ssl import ClassicOptions, SSLModel, len_static, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import PreFixMatchOptions, SSLModel
 
 
 class MixMatch(SSLModel):
     """MixUp of labelled images with weak views, whose guessed label is the sharpened mean over the views."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ClassicOptions):
+    class Options(PreFixMatchOptions):
         """MixMatch's own hyperparameters, as in FixMatch's comparison; the MixMatch paper: w_match 75, beta 0.75."""
 
-        K: int = option(2, "weak views per unlabelled image")
-        T: float = option(0.5, "temperature of the sharpening")
-        beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing")
-        w_match: float = option(100.0, "lambda_u: weight of the unlabelled loss after the warm-up")
-        warmup_kimg: float = option(1024.0, "kimg over which that weight grows linearly")
+        K: int = option(2, "weak views per unlabelled image", low=1)
+        T: float = option(0.5, "temperature of the sharpening", above=0)
+        beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
+        w_match: float = option(100.0, "lambda_u: weight of the unlabelled loss after the warm-up", low=0)
+        warmup_kimg: float = option(1024.0, "kimg over which that weight grows linearly", low=0)
 
     @property
     def views_per_image(self):
@@ -32,9 +32,10 @@ class MixMatch(SSLModel):
 
     def compute_losses(self, views, step):
         """H(mixed label, p) + w(t) mean_k (mixed guess_k - p_k)^2 (Algorithm 1, Eqs. 3-5)."""
-        options, size = self.options, len_static(views["labeled"])
+        options, size = self.options, views["labeled"].shape[0]
         logits = [step.forward(y, update_statistics=False) for y in tf.split(views["weak"], options.K)]
         guess = tf.stop_gradient(losses.sharpen(sum(map(tf.nn.softmax, logits)) / options.K, options.T))
+        step.record_pseudo_labels(guess)
 
         images = tf.concat([views["labeled"], views["weak"]], 0)
         targets = tf.concat([tf.one_hot(views["label"], self.num_classes), tf.tile(guess, [options.K, 1])], 0)
@@ -43,8 +44,10 @@ class MixMatch(SSLModel):
         xe = tf.reduce_mean(losses.soft_cross_entropy(mixed[:size], targets[:size]))
         match = tf.reduce_mean(losses.squared_error(tf.nn.softmax(mixed[size:]), targets[size:]))
         weight = options.w_match * step.ramp(1024 * options.warmup_kimg)
-        return xe + weight * match, {"losses/xe": xe, "losses/xeu": match, **pseudo_label_quality(guess, views)}
+        return xe + weight * match, {"losses/xe": xe, "losses/xeu": match}
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(MixMatch)

@@ -2,14 +2,14 @@
 
     python -m cssl.pi_model --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import ConsistencyOptions, SSLModel
 
 
 class PiModel(SSLModel):
@@ -21,17 +21,20 @@ class PiModel(SSLModel):
     class Options(ConsistencyOptions):
         """The Pi-model's own hyperparameter."""
 
-        consistency_weight: float = option(10.0, "weight of the consistency loss after the warm-up")
+        consistency_weight: float = option(10.0, "weight of the consistency loss after the warm-up", low=0)
 
     def compute_losses(self, views, step):
         """H(label, p) + w(t) mean_k (q_k - p_k)^2, q from the first view without gradient (Algorithm 1)."""
         xe = self.labeled_cross_entropy(views, step)
         first, second = (step.forward(y, update_statistics=False) for y in tf.split(views["weak"], 2))
+        step.record_pseudo_labels(first)
         target = tf.stop_gradient(tf.nn.softmax(first))
         xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(second), target))
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, **pseudo_label_quality(first, views)}
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(PiModel)

@@ -2,36 +2,40 @@
 
     python -m cssl.pseudo_label --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import ConsistencyOptions, SSLModel, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import ConsistencyOptions, SSLModel
 
 
 class PseudoLabel(SSLModel):
     """Cross-entropy of a weak view with its own most probable class, where that is probable enough."""
 
+    views_per_image = (1, 0)
+
     @dataclass(frozen=True, kw_only=True)
     class Options(ConsistencyOptions):
         """Pseudo-Label's own hyperparameters."""
 
-        consistency_weight: float = option(1.0, "weight of the pseudo-labels' loss after the warm-up")
-        threshold: float = option(0.95, "class probability above which an image has a pseudo-label")
+        consistency_weight: float = option(1.0, "weight of the pseudo-labels' loss after the warm-up", low=0)
+        threshold: float = option(0.95, "class probability above which an image has a pseudo-label", low=0, high=1)
 
     def compute_losses(self, views, step):
         """H(label, p) + w(t) [max p > threshold] H(argmax p, p)."""
         xe = self.labeled_cross_entropy(views, step)
         logits = step.forward(views["weak"], update_statistics=False)
         mask = tf.cast(tf.reduce_max(tf.nn.softmax(logits), -1) > self.options.threshold, tf.float32)
+        step.record_pseudo_labels(logits, mask)
         xeu = tf.reduce_mean(losses.cross_entropy(logits, tf.argmax(logits, -1)) * mask)
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask),
-                                   **pseudo_label_quality(logits, views, mask)}
+        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)}
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(PseudoLabel)

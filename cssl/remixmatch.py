@@ -2,15 +2,16 @@
 
     python -m cssl.remixmatch --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
-from cssl import cli
-from libml import losses, mixing, models
-from libml.options import option
-from libml.ssl import ClassicOptions, SSLModel, len_static, pseudo_label_quality
+from libml import losses, mixing
+from libml.config import option
+from libml.lazy import tf
+from libml.model import PreFixMatchOptions, SSLModel
 
 
 class ReMixMatch(SSLModel):
@@ -20,16 +21,16 @@ class ReMixMatch(SSLModel):
     strong_labeled = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ClassicOptions):
+    class Options(PreFixMatchOptions):
         """ReMixMatch's own hyperparameters."""
 
-        K: int = option(8, "strong views per unlabelled image")
-        T: float = option(0.5, "temperature of the sharpening")
-        beta: float = option(0.75, "of the Beta distribution of the mixing weights; 0: no mixing")
-        w_match: float = option(1.5, "lambda_u: weight of the mixed unlabelled loss after the warm-up")
-        w_kl: float = option(0.5, "lambda_u1: weight of the unmixed strong view's loss after the warm-up")
-        w_rot: float = option(0.5, "lambda_r: weight of the rotation loss")
-        warmup_kimg: float = option(1024.0, "kimg over which w_match and w_kl grow linearly")
+        K: int = option(8, "strong views per unlabelled image", low=1)
+        T: float = option(0.5, "temperature of the sharpening", above=0)
+        beta: float = option(0.75, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
+        w_match: float = option(1.5, "lambda_u: weight of the mixed unlabelled loss after the warm-up", low=0)
+        w_kl: float = option(0.5, "lambda_u1: weight of the unmixed strong view's loss after the warm-up", low=0)
+        w_rot: float = option(0.5, "lambda_r: weight of the rotation loss", low=0)
+        warmup_kimg: float = option(1024.0, "kimg over which w_match and w_kl grow linearly", low=0)
 
     @classmethod
     def presets(cls, labels):
@@ -37,7 +38,9 @@ class ReMixMatch(SSLModel):
         return {"K": 1, "w_rot": 2.0, "warmup_kimg": 8192.0} if labels == 40 else {}
 
     def __init__(self, network, num_classes, *, seed=0, **arguments):
-        super().__init__(models.TwoHeads(network, 4, seed=seed), num_classes, seed=seed, **arguments)
+        from libml import models  # needs TensorFlow
+
+        super().__init__(models.Heads(network, {"rotation": 4}, seed), num_classes, seed=seed, **arguments)
 
     def initial_state(self):
         """The moving average of the labels' distribution."""
@@ -45,7 +48,7 @@ class ReMixMatch(SSLModel):
 
     def compute_losses(self, views, step):
         """H(mixed label, p) + w(t) (w_match H(mixed guess, p) + w_kl H(guess, p(s))) + w_rot H(turn, r) (Sec. 3)."""
-        options, size = self.options, len_static(views["labeled"])
+        options, size = self.options, views["labeled"].shape[0]
         label = tf.one_hot(views["label"], self.num_classes)
         p_data = step.state["p_data"]
         step.new_state["p_data"] = p_data + 0.001 * (tf.reduce_mean(label, 0) - p_data)
@@ -53,6 +56,7 @@ class ReMixMatch(SSLModel):
         q = tf.stop_gradient(tf.nn.softmax(step.forward(views["weak"], update_statistics=False)))
         prior = None if options.p_unlabeled else p_data / tf.reduce_sum(p_data)
         guess = losses.sharpen(self.aligned(q, step, prior), options.T)
+        step.record_pseudo_labels(guess)
 
         images = tf.concat([views["labeled"], views["weak"], views["strong"]], 0)
         targets = tf.concat([label, tf.tile(guess, [1 + options.K, 1])], 0)
@@ -60,16 +64,17 @@ class ReMixMatch(SSLModel):
         mixed = losses.soft_cross_entropy(mixing.forward_interleaved(step, images, size), targets)
         xe, match = tf.reduce_mean(mixed[:size]), tf.reduce_mean(mixed[size:])
 
-        strong = views["strong"][:len_static(views["weak"])]  # the first of K
+        strong = views["strong"][:views["weak"].shape[0]]  # the first of K
         kl = tf.reduce_mean(losses.soft_cross_entropy(step.forward(strong, update_statistics=False), guess))
         turned, turns = mixing.rotate_quarters(strong)
-        rotation = step.forward(turned, update_statistics=False, head=True)
+        rotation, = step.forward(turned, outputs=("rotation",), update_statistics=False)
         rot = tf.reduce_mean(losses.cross_entropy(rotation, turns))
         ramp = step.ramp(1024 * options.warmup_kimg)
         return (xe + ramp * (options.w_match * match + options.w_kl * kl) + options.w_rot * rot,
-                {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/rot": rot,
-                 **pseudo_label_quality(guess, views)})
+                {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/rot": rot})
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(ReMixMatch)

@@ -2,8 +2,7 @@
 
     python -m cssl.supervised --dataset=cifar10.3@40-1
 """
-from cssl import cli
-from libml.ssl import SSLModel
+from libml.model import SSLModel
 
 
 class Supervised(SSLModel):
@@ -18,4 +17,6 @@ class Supervised(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(Supervised)

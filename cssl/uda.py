@@ -2,28 +2,29 @@
 
     python -m cssl.uda --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import SSLModel, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
 
 
 class UDA(SSLModel):
-    """Divergence of the strong view from the weak one, where that is confident, with annealed training signals."""
+    """Divergence of the strong view from the weak one, where the weak one is confident; optional annealing."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """UDA's own hyperparameters, as in FixMatch's comparison; the UDA paper: confidence 0.8, temperature 0.4."""
 
-        confidence: float = option(0.95, "beta: threshold on the largest class probability of the weak view")
-        temperature: float = option(1.0, "tau: of the sharpening of the weak view's distribution")
-        we: float = option(0.0, "weight of the entropy of the weak views")
-        tsa: str = option("no", "annealing of the training signal: labelled images above a rising probability are left "
-                          "out", choices=("no", "linear", "exp", "log"))
+        confidence: float = option(0.95, "beta: threshold on the largest class probability of the weak view", low=0,
+                                   high=1, named=True)
+        temperature: float = option(1.0, "tau: of the sharpening of the weak view's distribution", above=0)
+        we: float = option(0.0, "weight of the entropy of the weak views", low=0)
+        tsa: str = option("no", "training signal annealing: leaves labelled images out whose class is more probable "
+                          "than a rising threshold", choices=("no", "linear", "exp", "log"))
 
     @classmethod
     def presets(cls, labels):
@@ -39,12 +40,13 @@ class UDA(SSLModel):
         xe = tf.math.divide_no_nan(tf.reduce_sum(xe * used), tf.reduce_sum(used))
 
         mask = losses.confidence_mask(tf.stop_gradient(tf.nn.softmax(weak)), options.confidence)
+        step.record_pseudo_labels(weak, mask)
         target = tf.stop_gradient(tf.nn.softmax(weak / options.temperature))
         kl = tf.reduce_mean(losses.kl_divergence(target, strong) * mask)
         entropy = tf.reduce_mean(losses.entropy(weak))
         return (xe + options.wu * kl + options.we * entropy,
                 {"losses/xe": xe, "losses/xeu": kl, "losses/entropy": entropy, "monitors/mask": tf.reduce_mean(mask),
-                 "monitors/tsa": tf.reduce_mean(used), **pseudo_label_quality(weak, views, mask)})
+                 "monitors/tsa": tf.reduce_mean(used)})
 
     def signal_threshold(self, step):
         """eta rises from 1 / classes to 1 over the run; all images count without annealing."""
@@ -56,4 +58,6 @@ class UDA(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(UDA)

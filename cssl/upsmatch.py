@@ -2,14 +2,14 @@
 
     python -m cssl.upsmatch --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses
-from libml.options import option
-from libml.ssl import SSLModel
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
 
 
 class UPSMatch(SSLModel):
@@ -19,10 +19,12 @@ class UPSMatch(SSLModel):
     class Options(SSLModel.Options):
         """UPSMatch's own hyperparameters; the paper searched tau in {0.7, 0.95}, kappa in {0.1, 0.25, 0.5}."""
 
-        conf_p: float = option(0.7, "tau: threshold on the largest class probability of the weak view")
-        uncertainty_p: float = option(0.05, "kappa: largest standard deviation over the dropout passes")
-        mc_passes: int = option(8, "dropout passes over the weak images")
-        dropout: float = option(0.3, "dropout rate, in these passes only")
+        conf_p: float = option(0.7, "tau: threshold on the largest class probability of the weak view", low=0,
+                               high=1, named=True)
+        uncertainty_p: float = option(0.05, "kappa: largest standard deviation over the dropout passes", low=0, high=1,
+                                      named=True)
+        mc_passes: int = option(8, "dropout passes over the weak images", low=1)
+        dropout: float = option(0.3, "dropout rate, in these passes only", low=0, high=0.999)
 
     def unlabeled_loss(self, weak, strong, views, step):
         """H(argmax q, p), [max q >= tau] and [u <= kappa]; u: population deviation at argmax of the mean pass."""
@@ -38,4 +40,6 @@ class UPSMatch(SSLModel):
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(UPSMatch)

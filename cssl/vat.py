@@ -2,14 +2,14 @@
 
     python -m cssl.vat --dataset=cifar10.3@40-1
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from cssl import cli
 from libml import losses, mixing
-from libml.options import option
-from libml.ssl import AdamModel, pseudo_label_quality
+from libml.config import option
+from libml.lazy import tf
+from libml.model import AdamModel
 
 # Length of the first step of the power iteration. The customary 1e-6 changes a pixel by less than float32 resolves: the
 # gradient is then rounding noise (cosine with the true direction 0.00 on a small residual net; 0.9995 with 1e-3).
@@ -25,15 +25,16 @@ class VAT(AdamModel):
     class Options(AdamModel.Options):
         """VAT's own hyperparameters."""
 
-        vat: float = option(0.3, "weight of the adversarial loss after the warm-up")
-        vat_eps: float = option(6.0, "epsilon: length of the perturbation, in images with values in [-1, 1]")
-        entmin_weight: float = option(0.06, "weight of the entropy of the predictions")
+        vat: float = option(0.3, "weight of the adversarial loss after the warm-up", low=0)
+        vat_eps: float = option(6.0, "epsilon: length of the perturbation, in images with values in [-1, 1]", low=0)
+        entmin_weight: float = option(0.06, "weight of the entropy of the predictions", low=0)
 
     def compute_losses(self, views, step):
         """H(label, p) + w(t) KL(p(y + r) || p(y)) + entmin_weight H(p(y)) (Eqs. 5-8)."""
         xe = self.labeled_cross_entropy(views, step)
         y = views["weak"]
         logits = step.forward(y, update_statistics=False)
+        step.record_pseudo_labels(logits)
         teacher = tf.stop_gradient(logits)
         direction = tf.stop_gradient(self.worst_direction(y, teacher, step))
         student = step.forward(y + self.options.vat_eps * direction, update_statistics=False)
@@ -41,7 +42,7 @@ class VAT(AdamModel):
         entropy = tf.reduce_mean(losses.entropy(logits))
         weight = self.options.vat * step.ramp(self.options.warmup_pos * self.total_images)
         return (xe + weight * xeu + self.options.entmin_weight * entropy,
-                {"losses/xe": xe, "losses/xeu": xeu, "losses/entropy": entropy, **pseudo_label_quality(logits, views)})
+                {"losses/xe": xe, "losses/xeu": xeu, "losses/entropy": entropy})
 
     def worst_direction(self, y, teacher, step):
         """Unit vector per image in which the divergence grows fastest: one power iteration (Sec. 3.3)."""
@@ -54,10 +55,12 @@ class VAT(AdamModel):
 
 
 def unit(vectors: tf.Tensor) -> tf.Tensor:
-    """Scales images [N, H, W, C] to length 1."""
+    """Scales images [N, H, W, channels] to length 1."""
     vectors /= tf.reduce_max(tf.abs(vectors), [1, 2, 3], keepdims=True) + 1e-30  # squares of tiny numbers vanish
     return vectors / tf.sqrt(tf.reduce_sum(vectors ** 2, [1, 2, 3], keepdims=True) + 1e-12)
 
 
 if __name__ == "__main__":
+    from cssl import cli
+
     cli.main(VAT)

@@ -61,6 +61,16 @@ def write(folder: Path, build: Callable[[Writer], None]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def read_or_build(folder: Path, build: Callable[[Writer], None]) -> tuple[dict[str, np.ndarray], dict]:
+    """Returns what `read` does, after building the cache where there is none."""
+    found = read(folder)
+    if found is None:
+        write(folder, build)
+        found = read(folder)
+    assert found is not None
+    return found
+
+
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
     """Returns the arrays (memory-mapped, read-only) and the notes stored with them, or None if there is no cache."""
     if not folder.exists():

@@ -1,5 +1,4 @@
-"""Dataset names, the parts of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
-import re
+"""The sets of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -7,39 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from libml import sources, splits
+from libml.config import expand
+from libml.datasets import DatasetName, parse_name
 from libml.errors import UserError
-
-GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 or folder:PATH.1@all-100, where "
-           "<labels> is a number or `all`")
-
-
-@dataclass(frozen=True)
-class DatasetName:
-    """The parts of a name such as cifar10.3@40-1; labels is None for `all`."""
-
-    dataset: str
-    seed: int
-    labels: int | None
-    valid: int
-
-    def __str__(self) -> str:
-        return f"{self.dataset}.{self.seed}@{'all' if self.labels is None else self.labels}-{self.valid}"
-
-
-def parse_name(text: str) -> DatasetName:
-    """Parses <dataset>.<seed>@<labels>-<valid>; the dataset part may itself hold dots and slashes (folder:PATH)."""
-    match = re.fullmatch(r"(?P<dataset>.+)\.(?P<seed>\d+)@(?P<labels>\d+|all)-(?P<valid>\d+)", text)
-    if not match:
-        raise UserError(f"Malformed dataset name {text!r}: {GRAMMAR}.")
-    dataset, seed, labels = match["dataset"], int(match["seed"]), match["labels"]
-    known = [*sources.TFDS_DATASETS, "digits", "folder:PATH"]
-    if not dataset.startswith("folder:") and dataset not in known:
-        raise UserError(f"Unknown dataset {dataset!r} in {text!r}; there are {', '.join(known)}.")
-    if seed >= 2 ** 32:
-        raise UserError(f"Split seed {seed} in {text!r} is too large; expected 0 to {2 ** 32 - 1}.")
-    if labels == "0":
-        raise UserError(f"{text!r} asks for no label at all; expected at least 1, or `all`.")
-    return DatasetName(dataset, seed, None if labels == "all" else int(labels), int(match["valid"]))
 
 
 @dataclass(frozen=True)
@@ -99,32 +68,31 @@ class SSLData:
         """Indices of the validation images."""
         return self.order[:self.num_valid]
 
-    def parts(self, most_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns the evaluated parts as (images, labels): at most `most_labeled` labelled images, validation, test."""
-        few = np.s_[:most_labeled]
-        parts = {"train_labeled": (self.images[self.labeled[few]], self.labeled_classes[few]),
+    def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
+        first = np.s_[:max_labeled]
+        found = {"train_labeled": (self.images[self.labeled[first]], self.labeled_classes[first]),
                  "valid": (self.images[self.valid], self.labels[self.valid]),
                  "test": (self.test_images, self.test_labels)}
-        return {name: part for name, part in parts.items() if len(part[1])}
+        return {name: pair for name, pair in found.items() if len(pair[1])}
 
 
 def load(name: str, data_dir: str | Path, image_size: int = 32) -> SSLData:
     """Loads a dataset by name; `image_size` is used by folder datasets only."""
     parsed = parse_name(name)
-    data_dir = Path(data_dir).expanduser()
-    if parsed.dataset == "digits":
-        source = sources.digits()
-    elif parsed.dataset.startswith("folder:"):
-        path = Path(parsed.dataset.removeprefix("folder:")).expanduser()
-        source = sources.folder_source(path, image_size, data_dir, parsed.seed)
+    data_dir = expand("data_dir", str(data_dir))
+    if parsed.is_arrays:
+        raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
+    if parsed.folder:
+        source = sources.folder_source(expand("dataset", parsed.folder), image_size, data_dir, parsed.seed)
     else:
-        source = sources.tfds_source(parsed.dataset, data_dir)
-    return choose(source, parsed)
+        source = parsed.entry.load() if parsed.entry.load else sources.tfds_source(parsed.dataset, data_dir)
+    return make_split(source, parsed)
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
                 seed: int = 1, num_labels: int | None = None, valid: int = 1,
-                class_names: list[str] | None = None, mirror: bool = True) -> SSLData:
+                class_names: list[str] | None = None, mirror: bool = True, name: str = "arrays") -> SSLData:
     """Builds a dataset from NumPy arrays.
 
     Args:
@@ -137,8 +105,14 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         valid: how many images to set aside for validation.
         class_names: names by class number; the numbers themselves when None.
         mirror: whether a mirrored image keeps its class.
+        name: tells runs on these arrays from those on others: arrays, or arrays:NAME.
     """
-    labels, test_labels = np.asarray(labels, np.int64), np.asarray(test_labels, np.int64)
+    labels, test_labels = np.asarray(labels), np.asarray(test_labels)
+    for array in (labels, test_labels):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise UserError(f"Labels are {array.dtype} of shape {list(array.shape)}; expected one whole number per "
+                            "image: 0, 1, ... (-1: none).")
+    labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
     images, test_images = sources.to_rgb(np.asarray(images)), sources.to_rgb(np.asarray(test_images))
     if len(images) != len(labels) or len(test_images) != len(test_labels) or not len(test_labels):
         raise UserError(f"Got {len(images)} images with {len(labels)} labels and {len(test_images)} test images with "
@@ -152,13 +126,20 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         raise UserError(f"Training labels run to {num_classes - 1}, without {missing or 'gaps'}, test labels from "
                         f"{test_labels.min()} to {test_labels.max()}; expected classes 0, 1, ..., each with a training "
                         "image.")
+    if class_names is not None and len(class_names) != num_classes:
+        raise UserError(f"Got {len(class_names)} class names for {num_classes} classes; expected one per class.")
+    if min(seed, valid) < 0:
+        raise UserError(f"seed={seed}, valid={valid}: expected 0 or more.")
     first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
     source = sources.Source(images[first], labels[first], test_images, test_labels,
                             class_names or [str(c) for c in range(num_classes)], mirror=mirror)
-    return choose(source, DatasetName("arrays", seed, num_labels, valid))
+    split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
+    if not split.is_arrays:
+        raise UserError(f"name={name!r}: expected arrays, or arrays:NAME.")
+    return make_split(source, split)
 
 
-def choose(source: sources.Source, name: DatasetName) -> SSLData:
+def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     """Chooses the labelled, validation and unlabelled images of a source."""
     num_known = int(np.sum(source.labels >= 0))
     num_classes = len(source.class_names)
@@ -166,14 +147,14 @@ def choose(source: sources.Source, name: DatasetName) -> SSLData:
     if name.valid >= len(source.labels):
         raise UserError(f"{name} sets {name.valid} images aside for validation, but {name.dataset} has only "
                         f"{len(source.labels)} training images; leave some for training.")
-    published = source.order is not None  # the original's rules to the letter
+    published = source.unlabeled_order is not None  # the original's rules to the letter
     labels = source.split_labels if published else np.asarray(source.labels[:num_known])
     frequencies = source.frequencies
     if frequencies is None:
         frequencies = splits.class_frequencies(labels, num_classes)
     drawn = labels  # where labelled images come from
     if published:
-        order = np.asarray(source.order)
+        order = np.asarray(source.unlabeled_order)
     else:  # own data: images without a label follow after all those with one
         order = np.concatenate([splits.unlabeled_order(labels, frequencies), np.arange(num_known, len(source.labels))])
         if name.valid >= num_known:
@@ -255,7 +236,8 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
     Yields:
         labeled: [batch / num_shards, H, W, 3] uint8; label: [batch / num_shards] int32;
         unlabeled: [batch * uratio / num_shards, H, W, 3] uint8; unlabeled_label: the held-back classes, int32, -1 where
-        unknown: for monitoring only.
+        unknown: for monitoring only; labeled_index, unlabeled_index: int32, the images' positions in `data.labeled` and
+        `data.unlabeled`.
     """
     check_batch(batch, num_shards)
     images, labels = np.asarray(data.images), data.labels.astype(np.int32)  # asarray: a plain view of a memory map
@@ -278,7 +260,8 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
         shapes = [(labeled_count, *data.image_shape), (labeled_count,), (unlabeled_count, *data.image_shape),
                   (unlabeled_count,)]
         names = ["labeled", "label", "unlabeled", "unlabeled_label"]
-        return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
+        made = {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
+        return made | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -6,100 +6,22 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from libml.config import ScaleOptions
 from libml.errors import UserError
-from libml.options import option
+from libml.slurm import slurm_cluster
 
-FIRST_PORT, PORTS = 12000, 20000  # below the range from which systems take ports for outgoing connections
 START_SECONDS = 600
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleOptions:
-    """Devices, machines and precision."""
-
-    strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines "
-                           "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
-                           choices=("auto", "one", "mirrored", "multiworker"))
-    num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
-                              "devices (with multiworker always one)")
-    mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
-                                  choices=("off", "float16", "bfloat16"))
-    jit: bool = option(False, "compile forward and backward pass with XLA")
-    sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
-    deterministic: bool = option(False, "only operations that repeat bit by bit, also on GPUs (slower there)")
 
 
 class WorkerLost(UserError):
     """Another process of the run is gone."""
 
     exit_code = 75  # "try again later": the same command continues
-
-
-# Clusters: plain functions of the environment.
-
-def expand_hosts(expression: str) -> list[str]:
-    """Expands a SLURM host list such as node[01-03,07],login or r[1-2]n[3-4] (the last bracket runs fastest)."""
-    if not re.fullmatch(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?:,(?:[^,\[\]]|\[[^\[\]]+\])+)*", expression):
-        raise UserError(f"Malformed SLURM host list {expression!r}; expected something like node[01-03,07].")
-    hosts = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", expression):
-        names = [""]
-        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-            names = [name + piece for name in names for piece in ([literal] if literal else _numbers(ranges))]
-        hosts += names
-    return hosts
-
-
-def _numbers(ranges: str) -> list[str]:
-    numbers = []
-    for piece in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"Malformed range {piece!r} in a SLURM host list; expected something like 01-03.")
-        low, high = match[1], match[2] or match[1]
-        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return numbers
-
-
-def tasks_per_node(expression: str) -> list[int]:
-    """Expands SLURM's count of tasks per node, such as 2(x3),1."""
-    counts = []
-    for piece in expression.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece)
-        if not match:
-            raise UserError(f"Malformed SLURM_TASKS_PER_NODE {expression!r}; expected something like 2(x3),1.")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
-
-
-def slurm_cluster(environment: Mapping[str, str]) -> dict | None:
-    """Derives a TF_CONFIG from the variables that srun sets for its tasks; None if there is one task or no SLURM.
-
-    Needs SLURM's default (block) placement of tasks, and ports that jobs sharing a node do not both compute.
-    """
-    def get(name):
-        return environment.get(f"SLURM_STEP_{name}") or environment.get(f"SLURM_{name}")
-
-    tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1)
-    expression = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if tasks < 2 or not expression:
-        return None
-    hosts = expand_hosts(expression)
-    per_node = get("TASKS_PER_NODE")
-    counts = tasks_per_node(per_node) if per_node else [len(part) for part in np.array_split(range(tasks), len(hosts))]
-    port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", 0)) % PORTS
-    workers = [f"{host}:{port + i}" for host, count in zip(hosts, counts, strict=False) for i in range(count)]
-    index = int(environment.get("SLURM_PROCID", 0))
-    if len(workers) != tasks or index >= tasks:
-        raise UserError(f"SLURM names {tasks} tasks, of which this is number {index}, but {len(workers)} places in "
-                        f"{expression} ({per_node}). Start the program with srun, or set TF_CONFIG.")
-    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
 
 
 def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
@@ -112,8 +34,7 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
         try:
             cluster = json.loads(text)
             jobs, task = cluster.get("cluster", {}), cluster.get("task", {})
-            if jobs and not 0 <= int(task["index"]) < len(jobs[task["type"]]):
-                raise KeyError(task["index"])
+            _check_jobs(jobs, task)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"TF_CONFIG is not usable ({type(error).__name__}: {error}); expected something like "
                             '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}.') \
@@ -129,12 +50,35 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
     return None
 
 
+def _check_jobs(jobs: dict, task: dict) -> None:
+    """Raises ValueError or KeyError unless this is a cluster of workers, at most one of them the chief."""
+    if not jobs:
+        return
+    unknown = sorted({*jobs, task["type"]} - {"chief", "worker"})
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no job of this program, which has workers and at most one chief")
+    for job, hosts in jobs.items():
+        if not isinstance(hosts, list) or not all(isinstance(host, str) and re.fullmatch(r".+:\d+", host)
+                                                  for host in hosts):
+            raise ValueError(f"{job} is {hosts!r}, not a list of host:port")
+    everyone = [host for hosts in jobs.values() for host in hosts]
+    if len(set(everyone)) < len(everyone):
+        raise ValueError("a host:port stands there twice")
+    if not 0 <= int(task["index"]) < len(jobs[task["type"]]):
+        raise KeyError(task["index"])
+
+
+def onednn_is_on() -> bool:
+    """Whether convolutions on this machine run on oneDNN, which is settled when TensorFlow is imported."""
+    from tensorflow.python.util import _pywrap_util_port  # nothing public tells
+
+    return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
+
+
 # Strategies.
 
 def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribute.Strategy:
     """Creates the strategy; must be the first thing in a process that makes TensorFlow use its devices."""
-    if options.num_devices < 0:
-        raise UserError(f"--num_devices={options.num_devices}: expected 0 or more.")
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
@@ -143,7 +87,7 @@ def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribut
     count = 1 if options.strategy == "one" else options.num_devices or len(gpus) or 1
     if options.strategy == "one" and options.num_devices > 1:
         raise UserError(f"--strategy=one uses one device, not --num_devices={options.num_devices}.")
-    if gpus:
+    with suppress(RuntimeError):  # a Python program has used its devices before, as they are
         tf.config.set_visible_devices(gpus[:count], "GPU")
         for gpu in gpus[:count]:
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -154,7 +98,11 @@ def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribut
         return _multi_worker(cluster, len(gpus[:count]))
     if not gpus and count > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        with suppress(RuntimeError):
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        if len(tf.config.list_logical_devices("CPU")) < count:
+            raise UserError(f"--num_devices={count}: this program has used TensorFlow before, with fewer logical CPUs; "
+                            "train in a program of its own.")
     if count == 1 and options.strategy != "mirrored":
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy([f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)])
@@ -190,13 +138,13 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
     return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
 
 
-class Council:
-    """Lets the processes of a run agree: each call waits for all of them and tells each what all have said."""
+class ProcessGroup:
+    """The processes of a run: what they exchange between updates."""
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self.workers, self.index = worker_count(strategy), worker_index(strategy)
+        self.size, self.rank = worker_count(strategy), worker_index(strategy)
         replicas = strategy.num_replicas_in_sync
-        self._devices = replicas // self.workers
+        self._devices = replicas // self.size
 
         def share(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -209,30 +157,30 @@ class Council:
 
         self._run = run
 
-    def part(self) -> None:
+    def all_gather(self, *values: float) -> np.ndarray:
+        """Returns the values of all processes, [processes, values]; waits for all, which must call with as many."""
+        if self.size == 1:
+            return np.array([values], np.float64)
+        return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
+
+    def final_barrier(self) -> None:
         """Waits for all processes a last time; one that has left already does not matter any more."""
         with suppress(tf.errors.OpError):
-            self.hear(0)
+            self.all_gather(0)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What only some processes do, such as reading a file: a UserError of one stops them all, each saying so."""
+    def errors_stop_all(self) -> Iterator[None]:
+        """For what only some processes do, such as writing a file: a UserError of one stops all, each saying so."""
         failure = None
         try:
             yield
         except UserError as error:
             failure = error
-        failed = np.flatnonzero(self.hear(failure is not None)[:, 0])
+        failed = np.flatnonzero(self.all_gather(failure is not None)[:, 0])
         if failure is not None:
             raise failure
         if len(failed):
             raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
-
-    def hear(self, *values: float) -> np.ndarray:
-        """Returns the values of all processes, [workers, values]; all must call with as many."""
-        if self.workers == 1:
-            return np.array([values], np.float64)
-        return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
 
 
 def check_jit(options: ScaleOptions, replicas: int) -> None:
@@ -244,7 +192,7 @@ def check_jit(options: ScaleOptions, replicas: int) -> None:
 
 def check_same(strategy: tf.distribute.Strategy, config: dict) -> None:
     """Raises UserError on all processes unless all were started with the same configuration."""
-    numbers = Council(strategy).hear(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
+    numbers = ProcessGroup(strategy).all_gather(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
     if (numbers != numbers[0]).any():
         others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
         raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the same.")

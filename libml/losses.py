@@ -1,7 +1,9 @@
 """Stateless losses and target transformations, per example and in float32; the caller averages and weights them."""
+from __future__ import annotations
+
 from collections.abc import Iterable
 
-import tensorflow as tf
+from libml.lazy import tf
 
 _EPSILON = 1e-7  # keeps logarithms and quotients finite in the credal loss; part of its definition
 _ALIGNMENT_EPSILON = 1e-6
@@ -12,12 +14,12 @@ def _float(x) -> tf.Tensor:
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Cross-entropy -log p_y [N] of logits [N, K] with integer labels y [N]."""
+    """Cross-entropy -log p_y [N] of logits [N, C] with integer labels y [N]."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=_float(logits))
 
 
 def soft_cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Cross-entropy -sum_k t_k log p_k [N] of logits [N, K] with target distributions t [N, K]."""
+    """Cross-entropy -sum_k t_k log p_k [N] of logits [N, C] with target distributions t [N, C]."""
     return tf.nn.softmax_cross_entropy_with_logits(labels=_float(targets), logits=_float(logits))
 
 
@@ -34,7 +36,7 @@ def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def squared_error(probs: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Brier-like consistency mean_k (p_k - t_k)^2 [N] of distributions [N, K] (Laine & Aila 2017)."""
+    """Brier-like consistency mean_k (p_k - t_k)^2 [N] of distributions [N, C] (Laine & Aila 2017)."""
     return tf.reduce_mean(tf.math.squared_difference(_float(probs), _float(target)), axis=-1)
 
 
@@ -49,26 +51,26 @@ def confidence_mask(q: tf.Tensor, threshold: float) -> tf.Tensor:
 
 
 def align(q: tf.Tensor, *, p_data: tf.Tensor, p_model: tf.Tensor) -> tf.Tensor:
-    """Distribution alignment: q_k p_data_k / p_model_k, normalised [N, K] (Berthelot et al. 2020, ReMixMatch)."""
+    """Distribution alignment: q_k p_data_k / p_model_k, normalised [N, C] (Berthelot et al. 2020, ReMixMatch)."""
     a = _float(q) * ((_ALIGNMENT_EPSILON + _float(p_data)) / (_ALIGNMENT_EPSILON + _float(p_model)))
     return a / tf.reduce_sum(a, axis=-1, keepdims=True)
 
 
 def sharpen(p: tf.Tensor, temperature: float) -> tf.Tensor:
-    """p_k^(1/T), normalised [N, K] (Berthelot et al. 2019, MixMatch, Eq. 7)."""
+    """p_k^(1/T), normalised [N, C] (Berthelot et al. 2019, MixMatch, Eq. 7)."""
     p = _float(p)
     p = (p / tf.reduce_max(p, axis=-1, keepdims=True)) ** (1 / temperature)  # the largest is 1: the sum cannot vanish
     return p / tf.reduce_sum(p, axis=-1, keepdims=True)
 
 
 def smooth_targets(labels: tf.Tensor, alpha: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """Label smoothing (1 - alpha) onehot(y) + alpha / K [N, K], alpha a number or [N] (Szegedy et al. 2016)."""
+    """Label smoothing (1 - alpha) onehot(y) + alpha / C [N, C], alpha a number or [N] (Szegedy et al. 2016)."""
     alpha = _float(alpha)[..., tf.newaxis]
     return (1 - alpha) * tf.one_hot(labels, num_classes) + alpha / num_classes
 
 
 def project(p: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
-    """Projection p^r [N, K] of p onto the border of the credal set {t : t_y >= 1 - alpha}, for p outside the set.
+    """Projection p^r [N, C] of p onto the border of the credal set {t : t_y >= 1 - alpha}, for p outside the set.
 
     p^r_y = 1 - alpha and p^r_k = alpha p_k / sum_{j != y} p_j elsewhere, with y the reference class [N]: the member of
     the set with the smallest KL(p^r || p) (Lienen & Hüllermeier, "Credal Self-Supervised Learning", NeurIPS 2021).

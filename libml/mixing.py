@@ -1,9 +1,11 @@
 """Mixing of images and targets, interleaving of batches, rotations, noise: stateless, and the same under XLA."""
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.special
-import tensorflow as tf
+
+from libml.lazy import tf
 
 _KNOTS = 1025  # of the quantile function; linear in between, to within 1e-4 of the exact weight
 
@@ -22,11 +24,13 @@ def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
 def beta_weights(n: int, *, beta: float, seed: tf.Tensor) -> tf.Tensor:
     """Mixing weights m = max(b, 1 - b) [n], b ~ Beta(beta, beta); beta = 0 is the limit m = 1.
 
-    By inverting the distribution function: TensorFlow's gamma draws, the usual way to Beta, do not compile with XLA.
+    By inverting the distribution function: TensorFlow's gamma samples, the usual way to Beta, do not compile with XLA.
     The smaller part to the power of beta is nearly linear in the uniform number near 0: a small table of it is enough.
     """
     if not beta:
         return tf.ones([n])
+    import scipy.special  # slow to import, and few methods mix
+
     smaller = scipy.special.betaincinv(beta, beta, np.linspace(0, 0.5, _KNOTS))  # quantiles of 1 - m
     table = tf.constant((2 * smaller) ** beta, tf.float32)
     position = (tf.cast(_bits([n], seed), tf.float32) * 2.0 ** -32 + 0.5) * (_KNOTS - 1)
@@ -42,7 +46,7 @@ def mix(a: tf.Tensor, b: tf.Tensor, m: tf.Tensor) -> tf.Tensor:
 
 
 def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mixes images [n, H, W, C] and targets [n, K] with a shuffled copy of themselves (Zhang et al. 2018).
+    """Mixes images [n, H, W, channels] and targets [n, C] with a shuffled copy of themselves (Zhang et al. 2018).
 
     The weight of an image itself is at least that of its partner, so a row stays what it was, labelled or guessed
     (Berthelot et al. 2019, Eq. 9). Join several batches to mix across them.
@@ -55,7 +59,7 @@ def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor
 
 
 def interleave(batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Deals the rows of equal batches out so that each result has its like share of every one; undoes itself.
+    """Deals out the rows of equally large batches so that each result has an equal share of every one; undoes itself.
 
     Row r of result j comes from row r of batch (r - j) mod the number of batches.
     """
@@ -67,7 +71,7 @@ def interleave(batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def forward_interleaved(step, images: tf.Tensor, batch: int) -> tf.Tensor:
-    """Logits of images [n, …] in forward passes of `batch` images that are like mixtures of all of them.
+    """Logits of images [n, …] in forward passes of `batch` images, each an even mixture of all of them.
 
     Batch normalisation then sees the same kind of batch each time, and moves its averages with the first one only.
     """

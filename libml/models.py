@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from libml.config import default_scales
+
 
 class BatchNormalization(keras.layers.Layer):
     """Batch normalisation on TensorFlow's fused op, optionally with statistics shared by all replicas."""
@@ -114,18 +116,24 @@ class _Network(keras.Model):
         super().__init__(**kwargs)
         self.dropout = dropout
 
-    def call(self, images, training=False, seed=None, mc_dropout=False, with_embedding=False):
-        """Logits [N, classes], and the pooled embedding [N, channels] if asked for, of images [N, H, W, C].
+    def call(self, images, training=False, seed=None, mc_dropout=False, outputs=None):
+        """Logits [N, classes] of images [N, H, W, C], or what `outputs` asks for, as a tuple.
 
-        `seed` (integers [2]) feeds all randomness; dropout acts if and only if `mc_dropout`, whatever `training` is.
+        Outputs are "logits" and "embedding", the pooled features [N, channels]. `seed` (integers [2]) feeds all
+        randomness; dropout acts if and only if `mc_dropout`, whatever `training` is.
         """
         if seed is None and (mc_dropout or training and self.needs_seed_in_training):
             raise ValueError(f"{type(self).__name__} got seed=None, but this pass is random: give two integers.")
         noise = _Noise(seed, self.dropout if mc_dropout else 0.0)
         x = self.features(images, training, noise)
         embedding = tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2])
-        logits = self.classifier(embedding)
-        return (logits, embedding) if with_embedding else logits
+        if outputs is None:
+            return self.classifier(embedding)
+        unknown = set(outputs) - {"logits", "embedding"}
+        if unknown:
+            raise ValueError(f"{self.name} has no output {', '.join(map(repr, sorted(unknown)))}; it has logits and "
+                             "embedding, and models.Heads gives it more.")
+        return tuple(embedding if name == "embedding" else self.classifier(embedding) for name in outputs)
 
 
 class _ResidualBlock(keras.layers.Layer):
@@ -271,35 +279,47 @@ class ShakeShake(_Network):
         return tf.nn.relu(x)
 
 
-class TwoHeads(keras.Model):
-    """A network with a second dense layer on its embedding, trained, averaged and saved with the rest.
+class Heads(keras.Model):
+    """A network with further layers on its embedding, trained, averaged and saved with the rest.
 
-    `head=True` in a call asks for that layer's logits instead of the class logits.
+    Args:
+        network: gives class logits by default, and its "logits" and "embedding" by `outputs`.
+        heads: by name, the units of a dense layer, or a Keras layer of your own from embedding to output.
+        seed: of the dense layers' initial weights.
     """
 
-    def __init__(self, network: _Network, units: int, seed: int | None = None):
-        super().__init__(name=f"{network.name}_two_heads")
+    def __init__(self, network: keras.Model, heads: dict[str, int | keras.layers.Layer], seed: int | None = None):
+        super().__init__(name=f"{network.name}_heads")
         self.network = network
-        # A seed sequence of its own, apart from the network's layers.
-        seed = None if seed is None else int(np.random.SeedSequence([seed, units]).generate_state(1)[0])
-        self.head = _Factory(seed, 0.0, False).dense("head", network.classifier.kernel.shape[0], units)
+        channels = network.classifier.kernel.shape[0]
+
+        def layer(index, name, head):
+            if not isinstance(head, int):
+                if not head.built:
+                    head.build((None, channels))
+                return head
+            # Seed sequences of their own, apart from those of the network's layers and of each other.
+            own = None if seed is None else int(np.random.SeedSequence([seed, head, index]).generate_state(1)[0])
+            return _Factory(own, 0.0, False).dense(name, channels, head)
+
+        for name in {"logits", "embedding"} & set(heads):
+            raise ValueError(f"A head cannot be called {name!r}: every network has an output of that name.")
+        self.heads = {name: layer(index, name, head) for index, (name, head) in enumerate(heads.items())}
         self.built = True
 
-    def call(self, images, training=False, seed=None, head=False, **options):
-        if not head:
+    def call(self, images, training=False, seed=None, outputs=None, **options):
+        """Class logits, or the tuple of `outputs`: "logits", "embedding" or heads by name, from one pass."""
+        if outputs is None:
             return self.network(images, training=training, seed=seed, **options)
-        _, embedding = self.network(images, training=training, seed=seed, with_embedding=True)
-        return self.head(embedding)
+        inner = tuple(dict.fromkeys(["embedding", *(name for name in outputs if name not in self.heads)]))
+        found = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
+                         strict=True))
+        return tuple(self.heads[name](found["embedding"]) if name in self.heads else found[name] for name in outputs)
 
 
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
     "mcdropresnet": WideResNet}  # the original's name for what every network here can do: dropout in chosen passes
-
-
-def default_scales(width: int) -> int:
-    """Stages that bring images of this width down to feature maps of 8 pixels, or 5 to 7."""
-    return math.ceil(math.log2(width)) - 2
 
 
 def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
@@ -316,11 +336,6 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
         raise ValueError(f"The dropout rate must be in [0, 1); got {dropout}.")
     return ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), num_classes=num_classes, image_shape=image_shape,
                                filters=filters, repeat=repeat, scales=scales, dropout=dropout)
-
-
-def kernels(model: keras.Model) -> list[keras.Variable]:
-    """The convolution and dense kernels of any Keras model: the variables that weight decay acts on."""
-    return [v for v in model.trainable_variables if v.name == "kernel"]
 
 
 def count_weights(model: keras.Model) -> int:

@@ -1,9 +1,13 @@
 """Optimisers as pure functions from gradients to new values, so that one place can assign them on every replica."""
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
+from libml.lazy import tf
 
-Tensors = list[tf.Tensor]
+if TYPE_CHECKING:
+    Tensors = list[tf.Tensor]
 
 
 class Nesterov:

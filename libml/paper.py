@@ -7,9 +7,11 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from libml.config import schedule_length
+
 FULL_KIMG = 1 << 16  # 2^20 updates of 64 images
 
-# What the paper and (from "K" on) its program say for FixMatch and its relatives; `compare` names every deviation.
+# What the paper and (from "K" on) its program say for FixMatch and its relatives; `nearest_cell` names every deviation.
 PROTOCOL = {"batch": 64, "uratio": 7, "lr": 0.03, "wu": 1, "wd": 5e-4, "filters": 32, "repeat": 4, "arch": "resnet",
             "augment": "d.d.d", "adepth": 2, "ath": 0.8, "adecay": 0.99, "valid": 1, "K": 1, "ema": 0.999,
             "bn_momentum": 0.999, "reference": "raw", "p_unlabeled": "", "whiten": False, "mixed_precision": "off",
@@ -18,10 +20,10 @@ _CIFAR100 = {"wd": 1e-3, "filters": 128}
 
 
 class Column(NamedTuple):
-    """A column of a table; metric is "error" or "ece"."""
+    """A column of a table; metric is "error" or "ece", labels is None for all."""
 
     dataset: str
-    labels: int
+    labels: int | None
     metric: str
 
 
@@ -59,13 +61,13 @@ class Table:
         """Returns the configuration behind a cell, as far as the paper tells it."""
         length = {"train_kimg": self.train_kimg[dataset],
                   "schedule_kimg": self.schedule_kimg or self.train_kimg[dataset]}
-        if row.method in _BASELINES:  # numbers quoted from elsewhere, with settings of their own
+        if row.method in BASELINES:  # numbers quoted from elsewhere, with settings of their own
             return length
         return {**PROTOCOL, **(_CIFAR100 if dataset == "cifar100" else {}),
                 **({"confidence": 0.0} if row.method in _ALL_IMAGES else {}), **length, **row.settings}
 
 
-class Match(NamedTuple):
+class PaperCell(NamedTuple):
     """The cell of the paper that a run reproduces, and the settings in which the run differs from the paper's."""
 
     table: Table
@@ -74,10 +76,10 @@ class Match(NamedTuple):
     deviations: dict[str, tuple]  # name -> (ours, the paper's)
 
 
-_BASELINES = ("MeanTeacher", "MixMatch", "UDA", "ReMixMatch")
+BASELINES = ("MeanTeacher", "MixMatch", "UDA", "ReMixMatch")
 _FIXMATCH = ("FixMatch", {"confidence": 0.95})
 _CSSL = ("CSSL", {"alpha_bound": 0.0})
-_LSMATCH = ("LSMatch", {})
+_LSMATCH: tuple = ("LSMatch", {})
 _ALL_IMAGES = ("CSSL", "LSMatch")  # no threshold
 
 
@@ -95,7 +97,7 @@ def _table(name: str, label: str, title: str, columns: tuple[Column, ...], metho
            seeds: int = 5, train_kimg: int | dict[str, int] = FULL_KIMG, schedule_kimg: int | None = None) -> Table:
     rows = []
     for line, (method, settings) in zip(text.strip().splitlines(), methods, strict=True):
-        row_name, *cells = (part.strip() for part in line.split("|"))
+        row_name, *cells = map(str.strip, line.split("|"))
         rows.append(Row(row_name, method, settings, {column: _cell(cell) for column, cell
                                                      in zip(columns, cells, strict=True) if cell != "-"}))
     if isinstance(train_kimg, int):
@@ -104,13 +106,13 @@ def _table(name: str, label: str, title: str, columns: tuple[Column, ...], metho
 
 
 _BOTH = _columns(("error", "ece"), cifar10=(40, 4000), svhn=(40, 1000))
-_LITERATURE = (None, {})
+_LITERATURE: tuple = (None, {})
 
 TABLES = {table.name: table for table in (
     _table("results", "tab:complete_results", "Error rates",
            _columns(("error",), cifar10=(40, 250, 4000), cifar100=(400, 2500, 10000), svhn=(40, 250, 1000),
                     stl10=(1000,)),
-           [*((method, {}) for method in _BASELINES), *[_LITERATURE] * 5, _FIXMATCH, _CSSL], """
+           [*((method, {}) for method in BASELINES), *[_LITERATURE] * 5, _FIXMATCH, _CSSL], """
 Mean Teacher   | -           | 32.32±2.30 | 9.19±0.19 | -          | 53.91±0.57 | 35.83±0.24 | -           | 3.57±0.11 | 3.42±0.07 | -
 MixMatch       | 47.54±11.50 | 11.05±0.86 | 6.42±0.10 | 67.61±1.32 | 39.94±0.37 | 28.31±0.33 | 42.55±14.53 | 3.98±0.23 | 3.50±0.28 | 14.84±1.24
 UDA            | 29.05±5.93  | 8.82±1.08  | 4.88±0.18 | 59.28±0.88 | 33.13±0.22 | 24.50±0.25 | 52.63±20.51 | 5.69±2.76 | 2.46±0.24 | 13.43±1.06
@@ -163,12 +165,7 @@ UPSMatch | 10.48±2.11 | 0.058±0.010 | 4.92±0.39 | 0.027±0.003 | 3.81±1.99 |
 )}
 
 
-def horizon(config: dict) -> float | None:
-    """Returns the length in kimg of a run's cosine: that of the run unless it has one of its own."""
-    return config.get("schedule_kimg") or config.get("train_kimg")
-
-
-def same(ours, theirs) -> bool:
+def close(ours, theirs) -> bool:
     """Whether two settings agree; numbers but for rounding."""
     number = (int, float)
     if isinstance(ours, number) and isinstance(theirs, number):
@@ -176,20 +173,20 @@ def same(ours, theirs) -> bool:
     return ours == theirs
 
 
-def compare(config: dict, column: Column, tables: tuple[str, ...] = tuple(TABLES)) -> Match | None:
+def nearest_cell(config: dict, column: Column, tables: tuple[str, ...] = tuple(TABLES)) -> PaperCell | None:
     """Returns the cell of this method, dataset, label number and metric whose protocol is nearest; None without one.
 
     `config` is a run's configuration. Settings it does not have are not compared. Of equally near cells the first wins.
     """
-    config = {**config, "schedule_kimg": horizon(config)}
+    config = {**config, "schedule_kimg": schedule_length(config)}
     found = []
     for table in (TABLES[name] for name in tables):
         for row in table.rows:
             if row.method == config.get("method") and column in row.cells:
                 expected = table.expected(row, column.dataset)
                 deviations = {key: (config[key], value) for key, value in expected.items()
-                              if config.get(key) is not None and not same(config[key], value)}
+                              if config.get(key) is not None and not close(config[key], value)}
                 if deviations.get("schedule_kimg") == deviations.get("train_kimg"):
                     deviations.pop("schedule_kimg", None)  # says nothing new
-                found.append(Match(table, row, row.cells[column], deviations))
-    return min(found, key=lambda match: len(match.deviations), default=None)
+                found.append(PaperCell(table, row, row.cells[column], deviations))
+    return min(found, key=lambda near: len(near.deviations), default=None)

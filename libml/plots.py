@@ -1,7 +1,5 @@
 """Figures of runs: curves over seeds, calibration, pseudo-labels, class distribution, augmentation rates."""
-import json
-import zipfile
-import zlib
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +9,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from libml import calibration
+from libml import metrics
 from libml.errors import UserError
-from libml.results import Run, row_labels
+from libml.run import Run, writing
+from libml.tables import mean_and_std, row_labels
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-TITLES = {"error": "test error (%)", "accuracy": "test accuracy (%)", "ece": "test ECE", "monitors/mask": "mask rate",
-          "monitors/alpha": "mean alpha", "monitors/pseudo_accuracy": "pseudo-label accuracy",
+TITLES = {"monitors/mask": "mask rate", "monitors/alpha": "mean alpha",
+          "monitors/pseudo_accuracy": "pseudo-label accuracy",
           "monitors/pseudo_accuracy_masked": "accuracy of those used"}
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
-PSEUDO_LABEL_TAGS = ("monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy", "monitors/pseudo_accuracy_masked")
+PSEUDO_LABEL_TAGS = tuple(TITLES)
+LEGEND_INSIDE, LINE_INCHES, LETTER_INCHES = 40, 0.17, 0.085  # letters of a label in a panel; size of a small letter
 
 
 def _figure(rows: int, columns: int, width: float = 4.2, height: float = 3.0) -> tuple[Figure, np.ndarray]:
@@ -30,18 +29,16 @@ def _figure(rows: int, columns: int, width: float = 4.2, height: float = 3.0) ->
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def save(figure: Figure, stem: str | Path) -> list[Path]:
-    """Writes a figure as PNG and SVG and returns the two paths; `stem` may carry either ending."""
+def save(figure: Figure, stem: str | Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Writes a figure in one or more formats and returns the paths; `stem` may carry the ending of one."""
     stem = Path(stem)
     if stem.suffix in (".png", ".svg"):
         stem = stem.with_suffix("")
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]
-    try:
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in endings]
+    with writing(stem):
         stem.parent.mkdir(parents=True, exist_ok=True)
         for path in paths:
             figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"Cannot write {error.filename or stem} ({error.strerror}). Name a writable place.") from error
     return paths
 
 
@@ -54,13 +51,12 @@ def over_seeds(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndar
     for steps, values in series:
         for step, value in zip(steps, values, strict=True):
             by_step[int(step)].append(value)
-    steps = sorted(by_step)
-    return (np.asarray(steps), np.asarray([np.mean(by_step[step]) for step in steps]),
-            np.asarray([np.std(by_step[step], ddof=1) if len(by_step[step]) > 1 else 0.0 for step in steps]))
+    mean, std = np.asarray([mean_and_std(by_step[step]) for step in sorted(by_step)]).reshape(-1, 2).T
+    return np.asarray(sorted(by_step)), mean, np.nan_to_num(std)
 
 
 def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
-    """Draws tags over images seen: a panel per tag, dataset and label number, a line per method, its runs in brackets.
+    """Plots tags over images seen: a panel per tag, dataset and label number, a line per method, its runs in brackets.
 
     The band is one standard deviation over the runs of a method. Tags that no run has are left out.
     """
@@ -90,24 +86,27 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
                 axis.plot(steps / 1024, mean, color=colour, label=f"{label} ({len(series)})",
                           marker="o" if len(steps) == 1 else None)
                 axis.fill_between(steps / 1024, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-        axis.set(xlabel="labelled images seen (kimg)", ylabel=TITLES.get(tag, tag),
+        axis.set(xlabel="labelled images seen (kimg)", ylabel=TITLES.get(tag) or metrics.shown(tag).title,
                  title=f"{column[0]}, {column[1] or 'all'} labels")
         axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend(fontsize="small")
+    _add_legends(figure)
     return figure
 
 
-def read_arrays(run: Run, name: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads stats/<name>.npz of a run; a UserError says so if it is missing or damaged."""
-    path = run.path / "stats" / f"{name}.npz"
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in keys}
-    except FileNotFoundError:
-        raise UserError(f"There is no {path}: training writes it at a report; let the run get that far.") from None
-    except DAMAGED as error:
-        raise UserError(f"{path} is damaged ({error}). Continue the run: the next report writes it anew.") from error
+def _add_legends(figure: Figure) -> None:
+    """Puts a legend into every panel; labels that are too long for that, wrapped, below them all."""
+    lines = {str(line.get_label()): line for axis in figure.axes for line in axis.lines}
+    if max(map(len, lines)) <= LEGEND_INSIDE:
+        for axis in figure.axes:
+            if axis.lines:
+                axis.legend(fontsize="small")
+        return
+    width, height = figure.get_size_inches()
+    width = max(width, 6.0)
+    texts = [textwrap.fill(label, int((width - 1) / LETTER_INCHES), subsequent_indent="  ") for label in lines]
+    legend = LINE_INCHES * sum(text.count("\n") + 1.5 for text in texts)
+    figure.set_size_inches(width, max(height, 1.5 * legend) + legend)  # the panels keep more than half of it
+    figure.legend(lines.values(), texts, loc="outside lower center", fontsize="small")
 
 
 def _title(run: Run) -> str:
@@ -118,10 +117,10 @@ def reliability(runs: Sequence[Run], bins: int = 15) -> Figure:
     """Draws, for each run, the accuracy per bin of confidence over the histogram of confidences, on the test set."""
     figure, axes = _figure(2, len(runs), 3.4, 2.6)
     for (top, bottom), run in zip(axes.T, runs, strict=True):
-        arrays = read_arrays(run, "predictions", ("probabilities", "labels"))
-        diagram = calibration.reliability(arrays["probabilities"], arrays["labels"], bins)
-        ece = calibration.expected_calibration_error(arrays["probabilities"], arrays["labels"], bins)
-        accuracy = calibration.accuracy(arrays["probabilities"], arrays["labels"])
+        arrays = run.arrays("predictions", ("probabilities", "labels"))
+        diagram = metrics.reliability(arrays["probabilities"], arrays["labels"], bins)
+        ece = metrics.expected_calibration_error(arrays["probabilities"], arrays["labels"], bins)
+        accuracy = metrics.accuracy(arrays["probabilities"], arrays["labels"])
         left, width = diagram.edges[:-1], np.diff(diagram.edges)
         used = diagram.count > 0
         top.bar(left[used], diagram.accuracy[used], width[used], align="edge", color=COLOURS[0], edgecolor="white",
@@ -158,7 +157,7 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
         top.set(xlabel="kimg", ylabel="class", title=_title(run))
         bottom.bar(classes - 0.2, shares[-1], 0.4, color=COLOURS[0], label="predicted")
         if (run.path / "stats" / "predictions.npz").exists():
-            labels = read_arrays(run, "predictions", ("labels",))["labels"]
+            labels = run.arrays("predictions", ("labels",))["labels"]
             bottom.bar(classes + 0.2, np.bincount(labels, minlength=len(classes)) / len(labels), 0.4, color=COLOURS[4],
                        label="true")
         bottom.set(xlabel="class", ylabel="share of test images")
@@ -168,41 +167,47 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
 
 
 def augmentation_rates(run: Run) -> Figure | None:
-    """Draws CTAugment's learned rates, a line per operation and parameter; None if the run has none."""
-    path = run.path / "stats" / "rates.npy"
-    if not path.exists():
-        return None
-    try:
-        rates = np.load(path, allow_pickle=False)
-        names = path.with_suffix(".json")
-        described = json.loads(names.read_text(encoding="utf-8")) if names.exists() else {}
-    except DAMAGED as error:
-        raise UserError(f"{path} is damaged ({error}). Continue the run: the next report writes it anew.") from error
-    rates = rates.reshape(len(rates), -1, rates.shape[-1]).astype(np.float64)  # [ops, parameters, bins]
-    operations = described.get("ops") or [f"operation {index}" for index in range(len(rates))]
+    """Plots the rates that a run's CTAugment has learned; None if it has none."""
+    names = run.described("stats/rates.json")
+    return plot_rates(run.arrays("rates", ("rates",))["rates"], names["ops"], names["bins"]) if names else None
+
+
+def plot_rates(rates: np.ndarray, names: Sequence[str], bins: Sequence[Sequence[int]]) -> Figure:
+    """Plots CTAugment's rates [operations, parameters, bins], a line per parameter that has bins."""
     lines, labels = [], []
-    for index, operation in enumerate(operations):
-        # Without a list of bins a parameter beyond the first that never moved is taken to be unused.
-        sizes = described["bins"][index] if "bins" in described else [
-            rates.shape[-1] for number, line in enumerate(rates[index])
-            if number == 0 or not np.all(np.isnan(line) | (line == 1))]
-        sizes = sizes if isinstance(sizes, list) else [sizes]
-        for parameter, size in enumerate(sizes[:rates.shape[1]]):
+    for name, of_parameters, sizes in zip(names, rates, bins, strict=True):
+        for parameter, (line, size) in enumerate(zip(of_parameters, sizes, strict=False)):
             if size:
-                used = np.arange(rates.shape[-1]) < size
-                lines.append(np.where(used, rates[index, parameter], np.nan))
-                labels.append(operation if parameter == 0 else f"{operation} [{parameter + 1}]")
+                lines.append(np.where(np.arange(len(line)) < size, line, np.nan))
+                labels.append(name if parameter == 0 else f"{name} [{parameter + 1}]")
     figure, axes = _figure(1, 1, 7.0, 0.22 * len(lines) + 1)
-    image = axes[0, 0].imshow(np.asarray(lines), aspect="auto", vmin=0, vmax=1, cmap="viridis")
+    image = axes[0, 0].imshow(np.asarray(lines, np.float64), aspect="auto", vmin=min(0.8, np.nanmin(lines)), vmax=1)
     axes[0, 0].set_yticks(range(len(labels)), labels, fontsize="x-small")
-    axes[0, 0].set_xlabel("bin of the operation's parameter, from 0 to 1")
+    axes[0, 0].set(xlabel="bin of the operation's parameter, from 0 to 1", title="CTAugment's rates")
     figure.colorbar(image, ax=axes[0, 0], label="rate")
+    return figure
+
+
+def plot_images(rows: Sequence[np.ndarray], names: Sequence[str], columns: Sequence[object] = (), title: str = "",
+                gap: int = 2) -> Figure:
+    """Plots rows of images [n, H, W, 3] with the names of rows and columns, white where a row is shorter."""
+    height, width = rows[0].shape[1] + gap, rows[0].shape[2] + gap
+    sheet = np.full([len(rows) * height, max(1, *map(len, rows)) * width, 3], 255, np.uint8)
+    for r, row in enumerate(rows):
+        for c, image in enumerate(row):
+            sheet[r * height:(r + 1) * height - gap, c * width:(c + 1) * width - gap] = image
+    inches = min(14.0, 0.65 * sheet.shape[1] / width + 1)
+    figure, axes = _figure(1, 1, inches, (inches - 1) * sheet.shape[0] / sheet.shape[1] + (0.5 if title else 0.1))
+    axes[0, 0].imshow(sheet, interpolation="nearest")
+    axes[0, 0].set_yticks((np.arange(len(rows)) + 0.5) * height, names, fontsize="small")
+    axes[0, 0].set_xticks((np.arange(len(columns)) + 0.5) * width, columns)
+    axes[0, 0].set_title(title)
     return figure
 
 
 def synthetic(grid: np.ndarray, truth: np.ndarray, functions: dict[str, np.ndarray],
               data: Sequence[np.ndarray]) -> Figure:
-    """Draws the synthetic example: learned functions [seeds, grid] by method, the truth and the data."""
+    """Plots the synthetic example: learned functions [seeds, grid] by method, the truth and the data."""
     labeled, classes, unlabeled = data
     figure, axes = _figure(1, 1, 6.5, 4.2)
     axis = axes[0, 0]

@@ -1,7 +1,7 @@
 """Where images come from: TFDS, the embedded digits, folders of image files. Decoded once, then memory-mapped."""
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from libml import cache, splits
+from libml.datasets import DATASETS, Dataset
 from libml.errors import UserError
 
 CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change their meaning
@@ -29,8 +30,8 @@ class Source:
         test_labels: [M] int64.
         class_names: one name per class.
         mirror: whether a mirrored image keeps its class (house numbers and digits do not).
-        order: [N] int64, the class-balanced order of the unlabelled stream, by the rules of the published splits; None
-            for the user's own images.
+        unlabeled_order: [N] int64, the class-balanced order of the unlabelled stream, by the rules of the published
+            splits; None for the user's own images.
         frequencies: [classes] wanted class shares; from the labels when None.
         folds: [folds, 1000] predefined labelled sets (STL-10), or None.
         notes: one line each, for the user to read.
@@ -42,7 +43,7 @@ class Source:
     test_labels: np.ndarray
     class_names: list[str]
     mirror: bool = True
-    order: np.ndarray | None = None
+    unlabeled_order: np.ndarray | None = None
     frequencies: np.ndarray | None = None
     folds: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
@@ -51,32 +52,6 @@ class Source:
     def split_labels(self) -> np.ndarray:
         """Labels as the published splits see them: an unknown class counts as class 0."""
         return np.maximum(np.asarray(self.labels), 0)
-
-
-@dataclass(frozen=True)
-class TfdsDataset:
-    """How one of the paper's datasets is stored in TFDS."""
-
-    tfds_name: str
-    train_splits: tuple[str, ...] = ("train",)
-    mirror: bool = True
-    relabel: Callable[[np.ndarray], np.ndarray] = lambda labels: labels
-    pad_to: int = 0
-    equal_classes: bool = False  # STL-10: the unlabelled images hide the true shares, which are equal
-
-
-def _svhn_class(digit: np.ndarray) -> np.ndarray:
-    return (digit - 1) % 10
-
-
-TFDS_DATASETS = {
-    "cifar10": TfdsDataset("cifar10"),
-    "cifar100": TfdsDataset("cifar100"),
-    "svhn": TfdsDataset("svhn_cropped", ("train", "extra"), mirror=False, relabel=_svhn_class),
-    "svhn_noextra": TfdsDataset("svhn_cropped", mirror=False, relabel=_svhn_class),
-    "stl10": TfdsDataset("stl10", ("train", "unlabelled"), equal_classes=True),
-    "fashion_mnist": TfdsDataset("fashion_mnist", pad_to=32),
-}
 
 
 def to_rgb(images: np.ndarray) -> np.ndarray:
@@ -117,7 +92,8 @@ def digits() -> Source:
     test = np.arange(len(labels)) % 5 == 0
     images, labels, test_images, test_labels = images[~test], labels[~test], images[test], labels[test]
     order = splits.unlabeled_order(labels, splits.class_frequencies(labels, 10))
-    return Source(images, labels, test_images, test_labels, [str(d) for d in range(10)], mirror=False, order=order)
+    return Source(images, labels, test_images, test_labels, [str(d) for d in range(10)], mirror=False,
+                  unlabeled_order=order)
 
 
 def _version(path: Path) -> tuple[int, ...]:
@@ -133,25 +109,21 @@ def tfds_version_dir(tfds_name: str, data_dir: Path) -> Path | None:
 
 def tfds_source(name: str, data_dir: Path) -> Source:
     """Returns one of the paper's datasets; the first call decodes it into a cache beside the TFDS files."""
-    dataset = TFDS_DATASETS[name]
+    dataset = DATASETS[name]
     version_dir = tfds_version_dir(dataset.tfds_name, data_dir)
     if version_dir is None:
         raise UserError(f"No data for {name}: {data_dir / dataset.tfds_name} holds no prepared TFDS dataset. Run "
-                        f"`python scripts/create_datasets.py {name} --data_dir={data_dir}` on a machine with a network,"
+                        f"`cssl-data {name} --data_dir={data_dir}` on a machine with a network,"
                         " or name the folder that has it with --data_dir or $ML_DATA.")
     folder = version_dir / f"{CACHE_NAME}-{name}"
-    found = cache.read(folder)
-    if found is None:
-        cache.write(folder, lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer))
-        found = cache.read(folder)
-    arrays, meta = found
+    arrays, meta = cache.read_or_build(folder, lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer))
     num_classes = len(meta["class_names"])
     return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"], meta["class_names"],
-                  mirror=dataset.mirror, order=arrays["order"], folds=arrays.get("folds"),
+                  mirror=dataset.mirror, unlabeled_order=arrays["order"], folds=arrays.get("folds"),
                   frequencies=np.ones(num_classes) if dataset.equal_classes else None)
 
 
-def _decode_tfds(dataset: TfdsDataset, version_dir: Path, data_dir: Path, writer: cache.Writer) -> None:
+def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: cache.Writer) -> None:
     import tensorflow_datasets as tfds
 
     try:
@@ -160,7 +132,7 @@ def _decode_tfds(dataset: TfdsDataset, version_dir: Path, data_dir: Path, writer
         counts = {split: builder.info.splits[split].num_examples for split in (*dataset.train_splits, "test")}
     except Exception as error:
         raise UserError(f"The TFDS dataset in {version_dir} cannot be read ({error}). Delete that folder and prepare "
-                        "it again with scripts/create_datasets.py.") from error
+                        "it again with cssl-data.") from error
     size = (dataset.pad_to, dataset.pad_to) if dataset.pad_to else (height, width)
     num_train = sum(counts[split] for split in dataset.train_splits)
     writer.meta["class_names"] = list(builder.info.features["label"].names)
@@ -186,7 +158,7 @@ def _decode_tfds(dataset: TfdsDataset, version_dir: Path, data_dir: Path, writer
             writer.add("folds", np.array([line.split() for line in found.read_text().splitlines() if line], np.int64))
 
 
-def _decode_split(builder, split: str, dataset: TfdsDataset, images: np.ndarray, labels: np.ndarray) -> None:
+def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, labels: np.ndarray) -> None:
     """Fills images and labels in the order of the original files, which TFDS shuffles when it writes."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import hashing
@@ -209,12 +181,12 @@ def _decode_split(builder, split: str, dataset: TfdsDataset, images: np.ndarray,
             pixels = to_rgb(batch["image"])
             images[where] = pad_square(pixels, dataset.pad_to) if dataset.pad_to else pixels
             known = batch["label"].astype(np.int64)
-            labels[where] = np.where(known < 0, -1, dataset.relabel(known))
+            labels[where] = np.where(known < 0, -1, dataset.relabel(known) if dataset.relabel else known)
             done += count
             bar.update(count)
     if done != len(labels):
         raise UserError(f"{builder.info.name} has {done} examples in split {split}, its description promises "
-                        f"{len(labels)}. Prepare it again with scripts/create_datasets.py.")
+                        f"{len(labels)}. Prepare it again with cssl-data.")
 
 
 def _readable(batches: Iterator[dict], name: str) -> Iterator[dict]:
@@ -222,7 +194,7 @@ def _readable(batches: Iterator[dict], name: str) -> Iterator[dict]:
         yield from batches
     except tf.errors.OpError as error:  # a missing or truncated file
         raise UserError(f"The files of {name} cannot be read ({error.message.splitlines()[0][:200]}). Prepare it again "
-                        "with scripts/create_datasets.py.") from error
+                        "with cssl-data.") from error
 
 
 def folder_source(path: Path, image_size: int, data_dir: Path, seed: int) -> Source:
@@ -230,18 +202,12 @@ def folder_source(path: Path, image_size: int, data_dir: Path, seed: int) -> Sou
 
     Without `test`, a fifth of every class is held out, chosen by the split's seed.
     """
-    if image_size < 1:
-        raise UserError(f"--image_size={image_size}: expected a positive number.")
     files = _list_folder(path)
     listing = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns)
                for part in files.values() for _, file in part]
     digest = hashlib.sha256(repr(("upright", str(path.resolve()), image_size, listing)).encode()).hexdigest()[:16]
     location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
-    found = cache.read(location)
-    if found is None:
-        cache.write(location, lambda writer: _decode_folder(path, files, image_size, writer))
-        found = cache.read(location)
-    arrays, meta = found
+    arrays, meta = cache.read_or_build(location, lambda writer: _decode_folder(path, files, image_size, writer))
     names, notes = meta["class_names"], list(meta["notes"])
     images, labels = arrays["images"], np.array(arrays["labels"])
     test_images, test_labels = arrays["test_images"], arrays["test_labels"]
@@ -307,7 +273,7 @@ def _decode_folder(path: Path, files: dict, size: int, writer: cache.Writer) -> 
     classes = {name: c for c, name in enumerate(names)} | {"": -1}
     unreadable = []
     for prefix, part in (("", files["train"] + files["unlabeled"]), ("test_", files["test"])):
-        images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), []
+        images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), list[int]()
         with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {path.name}", unit="img",
                                                 disable=None) as bar:
             decoded = pool.map(lambda pair: _decode_file(pair[1], size), part)

@@ -57,7 +57,7 @@ def unlabeled_order(labels: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
     Returns:
         [N] int64, a permutation of all indices.
     """
-    queues = [deque() for _ in frequencies]
+    queues: list[deque[int]] = [deque() for _ in frequencies]
     taken = np.zeros(len(frequencies), np.int64)
     wanted = _most_wanted(frequencies, taken)
     order = []

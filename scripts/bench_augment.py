@@ -13,14 +13,17 @@ import sys
 import time
 from collections.abc import Callable
 
-from cssl import cli  # isort: skip (it sets TensorFlow's environment: before the import)
+from cssl import cli
+from cssl.program import exit_on_user_error
 
-import numpy as np
-import tensorflow as tf
+cli.start_tensorflow()  # quietly, before anything else does
 
-from libml import data
-from libml.augment import OPS, Augmenter, apply, pillow_apply
-from libml.errors import UserError
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from libml import data  # noqa: E402
+from libml.augment import OPS, Augmenter, apply, pillow_apply  # noqa: E402
+from libml.errors import UserError  # noqa: E402
 
 
 def _images(n: int, size: int, data_dir: str) -> tuple[np.ndarray, str]:
@@ -67,11 +70,11 @@ def main() -> None:
     augmenter = Augmenter("d.d.d", threads=args.threads, **settings)
     plain = Augmenter("d.d.d", jit_compile=False, threads=args.threads, **settings)
     seed = tf.constant([0, 0])
-    draws = augmenter.draw_strong(n, seed)
+    samples = augmenter.sample_strong(n, seed)
     strong, strong_plain = tf.function(augmenter.strong), tf.function(plain.strong)
-    assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(images, draws)), "graph and Pillow differ"
+    assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(images, samples)), "graph and Pillow differ"
     best = _best({
-        "pillow": lambda: augmenter.strong_reference(images, draws),
+        "pillow": lambda: augmenter.strong_reference(images, samples),
         "graph": lambda: strong(tensor, seed).numpy(),
         "graph without XLA": lambda: strong_plain(tensor, seed).numpy(),
     }, args.rounds)
@@ -105,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    exit_on_user_error(main)

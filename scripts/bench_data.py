@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cssl import cli
-from libml import data
+from cssl.program import exit_on_user_error
 
 
 def main() -> None:
@@ -23,6 +23,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     start = time.perf_counter()
+    cli.start_tensorflow()
+    from libml import data
+
     dataset = data.load(args.dataset, args.data_dir)
     iterator = iter(data.batches(dataset, batch=args.batch, uratio=args.uratio))
     next(iterator)
@@ -42,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    exit_on_user_error(main)

@@ -10,6 +10,7 @@ Markdown table, or with `--json` the same numbers as JSON.
 """
 import argparse
 import json
+import math
 import shlex
 import statistics
 import subprocess
@@ -19,26 +20,31 @@ from pathlib import Path
 import numpy as np
 from sklearn.semi_supervised import LabelSpreading
 
+import cssl
 from cssl import cli
-from libml import calibration, data, results
+from cssl.program import STOPPED, exit_on_user_error, run_program
+from libml import tables
 from libml.errors import UserError
+from libml.metrics import METRICS, scores, shown
+from libml.run import Run, RunFolder
 
 BASELINE = "supervised"
 SPREADING = "LabelSpreading (scikit-learn)"
 
 
-def measure(runs: list[results.Run]) -> dict:
+def measure(runs: list[Run]) -> dict:
     """Returns the results of a method over its runs: medians of the last 20 reports, median speed."""
     row = {"runs": len(runs), "images_per_s": statistics.median(
         report["images_per_s"] for run in runs for report in run.metrics if "images_per_s" in report)}
-    for metric in ("accuracy", "ece"):
-        row |= _statistics(metric, [run.result(metric) for run in runs])
-    return row
+    return row | _statistics([{name: run.result(name) for name in METRICS} for run in runs])
 
 
 def label_spreading(names: list[str]) -> dict:
     """Returns the results of scikit-learn's LabelSpreading on the pixels, with the same labelled images."""
-    accuracies, errors = [], []
+    cli.start_tensorflow()
+    from libml import data
+
+    found = []
     for name in names:
         dataset = data.load(name, ".")
         def pixels(images):
@@ -49,38 +55,44 @@ def label_spreading(names: list[str]) -> dict:
         with np.errstate(invalid="ignore"):  # an image no label has reached
             probabilities = model.predict_proba(pixels(dataset.test_images))
         probabilities = np.nan_to_num(probabilities, nan=1 / dataset.num_classes)
-        accuracies.append(100 * calibration.accuracy(probabilities, dataset.test_labels))
-        errors.append(calibration.expected_calibration_error(probabilities, dataset.test_labels))
-    return {"runs": len(names), "images_per_s": None, **_statistics("accuracy", accuracies),
-            **_statistics("ece", errors)}
+        found.append(scores(probabilities, dataset.test_labels))
+    return {"runs": len(names), "images_per_s": None, **_statistics(found)}
 
 
-def _statistics(metric: str, values: list[float]) -> dict:
-    return {metric: statistics.mean(values), f"{metric}_std": statistics.stdev(values) if len(values) > 1 else None}
+def _statistics(found: list[dict[str, float]]) -> dict:
+    numbers = {}
+    for name in METRICS:
+        mean, std = tables.mean_and_std([run[name] for run in found])
+        numbers |= {key: None if math.isnan(value) else value for key, value in ((name, mean), (f"{name}_std", std))}
+    return numbers
+
+
+def finished_run(method: str, flags: list[str]) -> Run | None:
+    """Returns the run that a method's command makes, if it has reached its end."""
+    config = cli.configuration(cssl.method(method), [method, *flags])
+    return RunFolder(config.folder()).finished(config)
 
 
 def table(rows: dict[str, dict]) -> str:
     """Returns the rows as Markdown, best first, with the difference to labels alone."""
-    def cell(row, metric, digits):
-        std = row[f"{metric}_std"]
-        return f"{row[metric]:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-
-    lines = ["| method | accuracy | against labels alone | ECE | images/s | runs |", "|---|---|---|---|---|---|"]
+    lines = [["method", "accuracy %", "against labels alone", *(shown(name).column for name in METRICS
+                                                                if name != "accuracy"), "images/s", "runs"]]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["accuracy"]):
+        cells = {metric: tables.format_mean(row[metric], row[f"{metric}_std"], shown(metric).digits)
+                 for metric in METRICS}
         gain = "–"  # only between the same splits
         if BASELINE in rows and rows[BASELINE]["runs"] == row["runs"]:
             gain = f"{row['accuracy'] - rows[BASELINE]['accuracy']:+.2f}"
-        speed = "–" if row["images_per_s"] is None else f"{row['images_per_s']:.0f}"
-        title = name if name == SPREADING else cli.method_class(name).__name__
-        lines.append(f"| {title} | {cell(row, 'accuracy', 2)} | {gain} | "
-                     f"{cell(row, 'ece', 4)} | {speed} | {row['runs']} |")
-    return "\n".join(lines)
+        lines.append([name if name == SPREADING else cssl.method(name).__name__, cells.pop("accuracy"), gain,
+                      *cells.values(), "–" if row["images_per_s"] is None else f"{row['images_per_s']:.0f}",
+                      str(row["runs"])])
+    return tables.markdown(lines)
 
 
 def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join(cli.method_modules()), help="modules of cssl, comma-separated")
+    parser.add_argument("--methods", default=",".join(cssl.methods().values()), help="modules of cssl, comma-separated")
     parser.add_argument("--seeds", default="1,2,3", help="split seeds, comma-separated")
     parser.add_argument("--labels", default="40", help="number of labels")
     parser.add_argument("--train_dir", default="./experiments/methods", help="folder for the runs")
@@ -89,27 +101,29 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()
     methods = arguments.methods.split(",")
-    unknown = sorted(set(methods) - set(cli.method_modules()))
+    unknown = sorted(set(methods) - set(cssl.methods().values()))
     if unknown:
-        raise UserError(f"Unknown methods {', '.join(unknown)}; there are {', '.join(cli.method_modules())}.")
+        raise UserError(f"Unknown methods {', '.join(unknown)}; there are {', '.join(cssl.methods().values())}.")
     rows, failed = {}, []
     for method in methods:
         done = []
         for seed in arguments.seeds.split(","):
             flags = [f"--dataset=digits.{seed}@{arguments.labels}-1",
                      f"--train_dir={Path(arguments.train_dir).absolute()}", *shlex.split(arguments.flags)]
-            if cli.method_class(method).uses_all_labels:  # all splits are one: vary what else is random
+            if cssl.method(method).uses_all_labels:  # all splits are one: vary what else is random
                 flags.append(f"--seed={seed}")
-            run = cli.finished_run(method, flags)
+            run = finished_run(method, flags)
             if run is None and not arguments.table:
                 command = [sys.executable, "-m", f"cssl.{method}", *flags]
                 print(f"$ {shlex.join(command[1:])}", file=sys.stderr, flush=True)
-                code = cli.run_program(command, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL)
-                if code in cli.STOPPED:
+                code = run_program(command, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL)
+                if code in STOPPED:
                     return code
-                run = cli.finished_run(method, flags)
-                failed += [f"{method} on split {seed}"] if run is None else []
-            done += [run] if run is not None else []
+                run = finished_run(method, flags)
+                if run is None:
+                    failed.append(f"{method} on split {seed}")
+            if run is not None:
+                done.append(run)
         if done:
             rows[method] = measure(done)
     rows[SPREADING] = label_spreading([f"digits.{seed}@{arguments.labels}-1" for seed in arguments.seeds.split(",")])
@@ -120,4 +134,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    exit_on_user_error(main)

@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from libml import tables
+
 BASE = {"batch": 16, "filters": 16, "replicas": 1, "workers": 1, "precision": "off", "jit": False}
 SWEEP = {"batch": (32, 64), "filters": (32, 64), "replicas": (2, 4), "workers": (2,),
          "precision": ("float16", "bfloat16"), "jit": (True,)}
@@ -32,37 +34,25 @@ def configurations(only: str | None) -> list[dict]:
 
 def measure(config: dict, steps: int) -> dict:
     """Runs one configuration in this process, one of `workers`; returns its numbers."""
-    from cssl import cli  # isort: skip (it sets TensorFlow's environment: before the import)
+    from cssl import CSSL, RunConfig, cli
 
-    import keras
+    cli.start_tensorflow()
+
     import numpy as np
     import tensorflow as tf
 
-    from cssl.cssl import CSSL
-    from libml import data, distribute, models
-    from libml.augment import Augmenter
+    from libml import data, distribute, experiment, models
+    from libml.train import distributed_batches
 
-    del cli
-    options = distribute.ScaleOptions(num_devices=config["replicas"])
-    strategy = distribute.create_strategy(options, distribute.find_cluster("auto", os.environ))
-    keras.config.set_dtype_policy(distribute.POLICIES[config["precision"]])
+    run = RunConfig.of(CSSL, batch=config["batch"], uratio=URATIO, filters=config["filters"], repeat=REPEAT,
+                       num_devices=config["replicas"], mixed_precision=config["precision"], jit=config["jit"])
+    strategy = distribute.create_strategy(run.scale, distribute.find_cluster("auto", os.environ))
     images = np.random.RandomState(0).randint(0, 256, (2000, 32, 32, 3)).astype(np.uint8)
     labels = np.arange(len(images)) % 10
     dataset = data.from_arrays(images, labels, images[:10], labels[:10], num_labels=40)
     with strategy.scope():
-        network = models.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=config["filters"],
-                               repeat=REPEAT, seed=0)
-        augmenter = Augmenter("d.d.d", image_shape=(32, 32, 3), mirror=True, shift=4,
-                              jit_compile=bool(tf.config.list_physical_devices("GPU")))
-        model = CSSL(network, 10, options=CSSL.Options(batch=config["batch"], uratio=URATIO), augmenter=augmenter,
-                     loss_scaling=config["precision"] == "float16", jit=config["jit"])
-
-    def make(context):
-        local = strategy.num_replicas_in_sync // context.num_input_pipelines
-        return data.batches(dataset, batch=config["batch"], uratio=URATIO, num_shards=strategy.num_replicas_in_sync,
-                            first_shard=context.input_pipeline_id * local, local_shards=local)
-
-    batches = iter(strategy.distribute_datasets_from_function(make))
+        model = experiment.build(run.with_data(dataset), dataset)
+    batches = distributed_batches(dataset, strategy, batch=config["batch"], uratio=URATIO)
 
     @tf.function
     def step():
@@ -81,7 +71,7 @@ def measure(config: dict, steps: int) -> dict:
         times.append(time.perf_counter() - started)
     seconds = sorted(times)[len(times) // 2]
     assert np.isfinite(loss)
-    distribute.Council(strategy).part()
+    distribute.ProcessGroup(strategy).final_barrier()
     return {"step_s": round(seconds, 4), "images_per_s": round(config["batch"] * (1 + URATIO) / seconds, 1),
             "compile_s": round(compile_seconds, 1), "weights": models.count_weights(model.network),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
@@ -131,14 +121,14 @@ def main() -> None:
         return
     columns = [*BASE, "step_s", "images_per_s", "peak_memory_mb", "compile_s", "weights"]
     if not args.json:
-        print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+        print(tables.markdown([columns]))
     for config in configurations(args.only):
         row = run(config, args.steps)
         if args.json:
             print(json.dumps(row), flush=True)
         else:
-            cells = " | ".join(str(row.get(name, "")) for name in columns)
-            print(f"| {cells} |{row.get('error', '')}", flush=True)
+            *_, line = tables.markdown([columns, [str(row.get(name, "")) for name in columns]]).splitlines()
+            print(line + row.get("error", ""), flush=True)
 
 
 if __name__ == "__main__":

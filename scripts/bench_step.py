@@ -15,15 +15,16 @@ import sys
 import time
 from pathlib import Path
 
-from cssl import cli  # isort: skip (it sets TensorFlow's environment: before the import)
+from cssl import CSSL, RunConfig, cli
+from cssl.program import exit_on_user_error
 
-import keras
-import numpy as np
-import tensorflow as tf
+cli.start_tensorflow()
 
-from cssl.cssl import CSSL
-from libml import data, models
-from libml.augment import Augmenter
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from libml import data, experiment  # noqa: E402
 
 
 def contenders(batch: int, uratio: int, filters: int, repeat: int):
@@ -33,17 +34,11 @@ def contenders(batch: int, uratio: int, filters: int, repeat: int):
     images = rng.randint(0, 256, (count, 32, 32, 3)).astype(np.uint8)
     labels = np.arange(count) % 10
     dataset = data.from_arrays(images, labels, images[:10], labels[:10], num_labels=40)
-
-    def network():
-        return models.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=filters, repeat=repeat, seed=0)
-
-    augmenter = Augmenter("d.d.d", image_shape=(32, 32, 3), mirror=True, shift=4,
-                          jit_compile=bool(tf.config.list_physical_devices("GPU")))
-    model = CSSL(network(), 10, options=CSSL.Options(batch=batch, uratio=uratio), augmenter=augmenter)
+    config = RunConfig.of(CSSL, batch=batch, uratio=uratio, filters=filters, repeat=repeat).with_data(dataset)
+    model, bare = experiment.build(config, dataset), experiment.build(config, dataset).network
     batches = iter(data.batches(dataset, batch=batch, uratio=uratio))
     whole = tf.function(lambda: model.train_step(next(batches))["losses/total"])
 
-    bare = network()
     bare.compile(optimizer=keras.optimizers.SGD(0.03, momentum=0.9, nesterov=True),
                  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     total = batch * (1 + 2 * uratio)
@@ -109,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    exit_on_user_error(main)

@@ -1,7 +1,5 @@
-"""Writes stats/ece.json of runs, the medians of the calibration error; see extract_accuracy.py, whose twin it is."""
-from extract_accuracy import main
+"""Writes stats/ece.json of runs; the command is `cssl-extract --metric=ece`."""
+from cssl.program import exit_on_user_error
+from cssl.tools import extract
 
-from cssl import cli
-
-if __name__ == "__main__":
-    cli.guarded(lambda: main("ece"))
+exit_on_user_error(lambda: extract.main("ece"))

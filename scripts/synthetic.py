@@ -28,13 +28,15 @@ from pathlib import Path
 
 import numpy as np
 
-from cssl import cli  # before TensorFlow, whose start-up messages it keeps quiet
+from cssl import cli
+from cssl.program import exit_on_user_error
 
-# isort: split
-import tensorflow as tf
+cli.start_tensorflow()  # quietly, before anything else does
 
-from libml import losses, plots
-from libml.errors import UserError
+import tensorflow as tf  # noqa: E402
+
+from libml import losses, plots, tables  # noqa: E402
+from libml.errors import UserError  # noqa: E402
 
 LABELED, UNLABELED, HIDDEN, ITERATIONS, RATE = 25, 500, 100, 100, 0.5
 METHODS = ("labels alone", "hard", "soft", "credal")
@@ -153,22 +155,20 @@ def main() -> None:
         curves[method] = p.reshape(repetitions, args.seeds, -1)
         distance[method] = np.abs(curves[method].mean(axis=1) - target).mean(axis=-1)  # [R]
 
-    def error(values: np.ndarray) -> float:
-        return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+    def shown(values: np.ndarray, plus: str = "") -> str:
+        mean, std = tables.mean_and_std(values)
+        return f"{mean:{plus}.4f} ± {std / np.sqrt(len(values)):.4f}"
 
     print(f"{repetitions} data sets, {args.seeds} initialisations each, {args.iterations} iterations, "
           f"reading `{args.reading}`, slope {args.slope:g}\n")
-    print("| labels | distance to the truth ± standard error | rise from 0 to 1 | credal minus this (paired) | "
-          "credal nearer |")
-    print("|---|---|---|---|---|")
+    lines = [["labels", "distance to the truth ± standard error", "rise from 0 to 1", "credal minus this (paired)",
+              "credal nearer"]]
     for method in METHODS:
         rise = float((curves[method][..., -1] - curves[method][..., 0]).mean())
         paired = distance["credal"] - distance[method]
-        versus = ("–", "–") if method == "credal" else (
-            f"{paired.mean():+.4f} ± {error(paired):.4f}", f"{np.mean(paired < 0):.0%}")
-        print(f"| {method} | {distance[method].mean():.4f} ± {error(distance[method]):.4f} | {rise:.2f} | "
-              f"{versus[0]} | {versus[1]} |")
-    print(f"\n{time.time() - start:.0f} s")
+        versus = ("–", "–") if method == "credal" else (shown(paired, "+"), f"{np.mean(paired < 0):.0%}")
+        lines.append([method, shown(distance[method]), f"{rise:.2f}", *versus])
+    print(f"{tables.markdown(lines)}\n\n{time.time() - start:.0f} s")
     if args.output:
         figure = plots.synthetic(GRID, target, {name: curve[0] for name, curve in curves.items()},
                                  [array[0] for array in data])
@@ -176,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    exit_on_user_error(main)

@@ -1,15 +1,19 @@
-"""Shared by all tests: oneDNN on, no GPU, several logical CPU devices, real data where it is."""
+"""Shared by all tests: no GPU, no oneDNN in this process, several logical CPU devices, real data where it is."""
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+ENVIRONMENT = dict(os.environ)  # for programs, which decide about oneDNN themselves
 
 import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
 
 from cssl import cli  # noqa: E402
+
+cli.start_tensorflow(onednn=False)  # the tests' networks are too narrow for it
+
+import tensorflow as tf  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -21,7 +25,7 @@ def real_data_dir() -> Path:
     """The folder with the real CIFAR-10; tests that need it are skipped where it is absent."""
     folder = cli.default_data_dir()
     if not any((folder / "cifar10").glob("*/dataset_info.json")):
-        pytest.skip(f"no CIFAR-10 in {folder}; scripts/create_datasets.py cifar10 puts it there")
+        pytest.skip(f"no CIFAR-10 in {folder}; cssl-data cifar10 puts it there")
     return folder
 
 
@@ -30,7 +34,7 @@ def command():
     """Runs a Python program of the project as a user would: returns the finished process, its output as text."""
     def run(*arguments, code: int = 0, timeout: float = 300, **environment) -> subprocess.CompletedProcess:
         done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-                              timeout=timeout, env={**os.environ, **environment})
+                              timeout=timeout, env={**ENVIRONMENT, **environment})
         assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}"
         if code == 2:
             assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Views, policies, CTAugment's state, RandAugment's draws, the --augment language, and what runs on a GPU."""
+"""Views, policies, CTAugment's state, RandAugment's samples, the --augment language, and what runs on a GPU."""
 
 import functools
 
@@ -126,7 +126,7 @@ def test_seeds():
         assert np.array_equal(first, second)
         assert not np.array_equal(first, other)
     # One seed, independent streams: the labelled view, the weak view and the one under the strong view all differ.
-    offsets = augmenter.draw_strong(32, seed_of(1, 2))["offset"].numpy()
+    offsets = augmenter.sample_strong(32, seed_of(1, 2))["offset"].numpy()
     under = np.stack([np.pad(i, ((2, 2), (2, 2), (0, 0)), "reflect")[y : y + 16, x : x + 16]
                       for i, (y, x) in zip(images, offsets, strict=True)])
     views = [augmenter.labeled(images, seed_of(1, 2)).numpy(), augmenter.weak(images, seed_of(1, 2)).numpy(), under]
@@ -135,19 +135,19 @@ def test_seeds():
     assert np.array_equal(augmenter.weak(images, tf.constant([1, 2], tf.int64)).shape, images.shape)
 
 
-def test_draws_are_uniform():
+def test_samples_are_uniform():
     n = 20000
-    draws = Augmenter("d.d.d", jit_compile=False, **CIFAR).draw_strong(n, seed_of(0, 1))
+    samples = Augmenter("d.d.d", jit_compile=False, **CIFAR).sample_strong(n, seed_of(0, 1))
 
     def check(counts: np.ndarray) -> None:
         expected = counts.sum() / len(counts)
         assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)  # 5 sigma; the seed is fixed
 
-    check(np.bincount(draws["ops"].numpy().ravel(), minlength=len(OPS)))
-    check(np.bincount(draws["offset"].numpy().ravel(), minlength=9))
-    check(np.bincount(draws["flip"].numpy().astype(int), minlength=2))
-    check(np.histogram(draws["centre"].numpy(), 32, (0, 1))[0])
-    assert np.corrcoef(draws["ops"].numpy().T)[0, 1] < 0.03  # slots are independent: 1/sqrt(n) is 0.007
+    check(np.bincount(samples["ops"].numpy().ravel(), minlength=len(OPS)))
+    check(np.bincount(samples["offset"].numpy().ravel(), minlength=9))
+    check(np.bincount(samples["flip"].numpy().astype(int), minlength=2))
+    check(np.histogram(samples["centre"].numpy(), 32, (0, 1))[0])
+    assert np.corrcoef(samples["ops"].numpy().T)[0, 1] < 0.03  # slots are independent: 1/sqrt(n) is 0.007
 
 
 # Policies and whole pipelines against Pillow --------------------------------------------------------------------------
@@ -171,15 +171,15 @@ def test_every_pair_of_rand_augment_ops():
 def test_pipeline_on_real_images(spec, jit_compile):
     images = real_images()
     augmenter = Augmenter(spec, jit_compile=jit_compile, **CIFAR)
-    if augmenter.uses_probe:
+    if augmenter.learns_rates:
         augmenter.rates.assign(tf.random.stateless_uniform(augmenter.rates.shape, seed_of(0, 0), 0.5, 1.0))
     strong = tf.function(augmenter.strong)
     for s in range(3):
         view = strong(images, seed_of(s, 1)).numpy()
-        draws = augmenter.draw_strong(len(images), seed_of(s, 1))
+        samples = augmenter.sample_strong(len(images), seed_of(s, 1))
         assert view.dtype == np.float32 and np.abs(view).max() <= 1
-        assert np.array_equal(view, augmenter.strong_reference(images, draws))  # bit for bit
-    lopsided = draws | {"ops": tf.ones_like(draws["ops"]) * [1, 2]}  # one operation has all images, the others none
+        assert np.array_equal(view, augmenter.strong_reference(images, samples))  # bit for bit
+    lopsided = samples | {"ops": tf.ones_like(samples["ops"]) * [1, 2]}  # one operation has all images, the others none
     view = augmenter.strong_view(images, lopsided)
     assert np.array_equal(view, augmenter.strong_reference(images, lopsided))
 
@@ -189,15 +189,15 @@ def test_pipeline_on_random_images(spec):
     augmenter = Augmenter(spec, jit_compile=False, image_shape=(20, 28, 3), mirror=True, shift=3, depth=3)
     images = np.random.default_rng(1).integers(0, 256, (48, 20, 28, 3), dtype=np.uint8)
     view = tf.function(augmenter.strong)(images, seed_of(5, 6)).numpy()
-    assert np.array_equal(view, augmenter.strong_reference(images, augmenter.draw_strong(48, seed_of(5, 6))))
+    assert np.array_equal(view, augmenter.strong_reference(images, augmenter.sample_strong(48, seed_of(5, 6))))
 
 
 def test_strong_view_ends_with_cutout():
     augmenter = Augmenter("x.x.d", jit_compile=False, **CIFAR)
     white = np.full([32, 32, 32, 3], 255, np.uint8)
-    draws = augmenter.draw_strong(32, seed_of(0, 0)) | {"ops": tf.fill([32, 2], list(OPS).index("identity"))}
-    hole = augmenter.strong_view(white, draws).numpy() == np.float32(127) / np.float32(127.5) - np.float32(1)
-    for mask, (x, y) in zip(hole[..., 0], draws["centre"].numpy(), strict=True):
+    samples = augmenter.sample_strong(32, seed_of(0, 0)) | {"ops": tf.fill([32, 2], list(OPS).index("identity"))}
+    hole = augmenter.strong_view(white, samples).numpy() == np.float32(127) / np.float32(127.5) - np.float32(1)
+    for mask, (x, y) in zip(hole[..., 0], samples["centre"].numpy(), strict=True):
         row, column = int(y * 32), int(x * 32)
         expected = np.zeros([32, 32], bool)
         expected[max(row - 8, 0) : row + 8, max(column - 8, 0) : column + 8] = True
@@ -207,10 +207,10 @@ def test_strong_view_ends_with_cutout():
 def test_rand_augment_hides_with_zero():
     augmenter = Augmenter("x.x.r1_9_50", jit_compile=False, **CIFAR)
     white = np.full([8, 32, 32, 3], 255, np.uint8)
-    draws = augmenter.draw_strong(8, seed_of(0, 0)) | {
+    samples = augmenter.sample_strong(8, seed_of(0, 0)) | {
         "ops": tf.fill([8, 1], list(RAND_OPS).index("TranslateX")), "centre": tf.fill([8, 2], 0.5)}
-    view = augmenter.strong_view(white, draws).numpy()
-    right = draws["params"].numpy()[:, 0, 1] >= 0.5
+    view = augmenter.strong_view(white, samples).numpy()
+    right = samples["params"].numpy()[:, 0, 1] >= 0.5
     for image, positive in zip(view, right, strict=True):
         expected = np.full([32, 32, 3], image.max())
         expected[:, -9:] = 0 if positive else expected[:, -9:]
@@ -231,14 +231,14 @@ def test_rand_augment_truncates_bytes():
 
 def test_rand_augment_statistics():
     n = 20000
-    draws = Augmenter("d.d.ra", jit_compile=False, **CIFAR).draw_strong(n, seed_of(3, 3))
-    ops = np.bincount(draws["ops"].numpy().ravel(), minlength=14) / (2 * n)
+    samples = Augmenter("d.d.ra", jit_compile=False, **CIFAR).sample_strong(n, seed_of(3, 3))
+    ops = np.bincount(samples["ops"].numpy().ravel(), minlength=14) / (2 * n)
     sigma = np.sqrt(0.25 / (2 * n))
     np.testing.assert_allclose(ops[0], 0.5 + 0.5 / 14, atol=5 * sigma)  # not applied, or Identity itself
     np.testing.assert_allclose(ops[1:], 0.5 / 14, atol=5 * sigma)
-    magnitude = np.bincount((1 + draws["params"].numpy()[..., 0] * 9).astype(int).ravel(), minlength=11) / (2 * n)
+    magnitude = np.bincount((1 + samples["params"].numpy()[..., 0] * 9).astype(int).ravel(), minlength=11) / (2 * n)
     np.testing.assert_allclose(magnitude, [0] + [1 / 9] * 9 + [0], atol=5 * sigma)
-    fixed = Augmenter("d.d.r3_4_0", jit_compile=False, **CIFAR).draw_strong(n, seed_of(3, 3))
+    fixed = Augmenter("d.d.r3_4_0", jit_compile=False, **CIFAR).sample_strong(n, seed_of(3, 3))
     assert set((1 + fixed["params"].numpy()[..., 0] * 9).astype(int).ravel()) == {4}
     np.testing.assert_allclose(np.bincount(fixed["ops"].numpy().ravel()) / (3 * n), 1 / 14, atol=5 * sigma)
 
@@ -256,8 +256,8 @@ def test_training_policies_follow_the_rates():
     augmenter = Augmenter("d.d.d", jit_compile=False, **CIFAR)
     rates = np.random.default_rng(0).uniform(0.5, 1.0, augmenter.rates.shape).astype(np.float32)
     augmenter.rates.assign(rates)
-    draws = augmenter.draw_strong(60000, seed_of(0, 9))
-    ops, params = draws["ops"].numpy().ravel(), draws["params"].numpy().reshape(-1, ctaugment.PARAMETERS)
+    samples = augmenter.sample_strong(60000, seed_of(0, 9))
+    ops, params = samples["ops"].numpy().ravel(), samples["params"].numpy().reshape(-1, ctaugment.PARAMETERS)
     assert params.min() >= 0 and params.max() < 1
     for i, op in enumerate(OPS.values()):
         for column, bins in enumerate(op.bins):
@@ -299,6 +299,10 @@ def random_predictions(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rng.dirichlet(np.full(10, 0.3), n).astype(np.float32), rng.integers(0, 10, n)
 
 
+def learn(augmenter: Augmenter, policy, probabilities, labels) -> None:
+    augmenter.rates.assign(augmenter.updated_rates(policy, probabilities, labels, augmenter.rates))
+
+
 @pytest.mark.parametrize("crowded", [False, True])
 def test_update_is_sequential(crowded):
     augmenter = Augmenter("d.d.d", jit_compile=False, decay=0.9, **DIGITS)
@@ -307,7 +311,7 @@ def test_update_is_sequential(crowded):
         policy = {"ops": policy["ops"] % 2, "params": policy["params"] * 0.1}
     probabilities, labels = random_predictions(64)
     expected = python_update(augmenter.rates.numpy(), policy, probabilities, labels, 0.9)
-    update = tf.function(augmenter.update)
+    update = tf.function(functools.partial(learn, augmenter))
     update(policy, probabilities, labels)
     # Rates are at most 1 and sum at most 128 float32 terms that shrink geometrically: a few steps of 6e-8.
     np.testing.assert_allclose(augmenter.rates, expected, rtol=0, atol=1e-6)
@@ -338,7 +342,7 @@ def test_replicas_make_one_update():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         weak = augmenter.labeled(images, tf.stack([i, replica]))
         _, policy = augmenter.probe(weak, tf.stack([i, replica]))
-        augmenter.update(policy, sliced[0][replica], sliced[1][replica])
+        learn(augmenter, policy, sliced[0][replica], sliced[1][replica])
 
     @tf.function
     def run(count: tf.Tensor) -> None:
@@ -361,7 +365,7 @@ def test_replicas_make_one_update():
 
 def test_rates_are_saved_and_restored(tmp_path):
     augmenter = Augmenter("d.d.d", jit_compile=False, **DIGITS)
-    augmenter.update(random_policy(OPS, 16, 2), *random_predictions(16))
+    learn(augmenter, random_policy(OPS, 16, 2), *random_predictions(16))
     path = tf.train.Checkpoint(augmenter=augmenter).save(str(tmp_path / "model"))
     other = Augmenter("d.d.d", jit_compile=False, **DIGITS)
     assert not np.array_equal(other.rates, augmenter.rates)
@@ -372,11 +376,11 @@ def test_rates_are_saved_and_restored(tmp_path):
 
 def test_only_ctaugment_has_rates():
     augmenter = Augmenter("d.d.ra", jit_compile=False, **DIGITS)
-    assert not augmenter.uses_probe and not augmenter.variables and not hasattr(augmenter, "rates")
+    assert not augmenter.learns_rates and not augmenter.variables and not hasattr(augmenter, "rates")
     with pytest.raises(ValueError, match="d.d.ra has no CTAugment"):
         augmenter.probe(random_images(2), seed_of(0, 0))
     cta = Augmenter("d.d.d", jit_compile=False, **DIGITS)
-    assert cta.uses_probe and not cta.trainable_variables and cta.rates.shape == (19, 2, 17)
+    assert cta.learns_rates and not cta.trainable_variables and cta.rates.shape == (19, 2, 17)
     assert (cta.rates.numpy() == 1).all()
 
 
@@ -413,9 +417,9 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     @tf.function
     def step(images, seed, probabilities, labels):
         views = [augmenter.labeled(images, seed), augmenter.weak(images, seed), augmenter.strong(images, seed)]
-        if augmenter.uses_probe:
+        if augmenter.learns_rates:
             probed, policy = augmenter.probe(views[0], seed)
-            augmenter.update(policy, probabilities, labels)
+            learn(augmenter, policy, probabilities, labels)
             views.append(probed)
         return views
 

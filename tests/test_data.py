@@ -31,7 +31,8 @@ def test_batches_are_flat_dicts_of_static_shape(tiny):
     spec = data.batches(tiny, batch=8, uratio=3).element_spec
     assert {key: (tuple(value.shape), value.dtype.name) for key, value in spec.items()} == {
         "labeled": ((8, 8, 8, 3), "uint8"), "label": ((8,), "int32"),
-        "unlabeled": ((24, 8, 8, 3), "uint8"), "unlabeled_label": ((24,), "int32")}
+        "unlabeled": ((24, 8, 8, 3), "uint8"), "unlabeled_label": ((24,), "int32"),
+        "labeled_index": ((8,), "int32"), "unlabeled_index": ((24,), "int32")}
 
 
 def test_the_batch_of_a_step_does_not_depend_on_where_the_run_started(tiny):
@@ -44,6 +45,14 @@ def test_labels_belong_to_their_images(tiny):
     for batch in take(tiny, 5):
         np.testing.assert_array_equal(batch["labeled"][:, 0, 0, 0] % 5, batch["label"])
         np.testing.assert_array_equal(batch["unlabeled"][:, 0, 0, 0] % 5, batch["unlabeled_label"])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_positions_name_their_images(tiny, shards):
+    for batch in take(tiny, 6, num_shards=shards, local_shards=shards):
+        np.testing.assert_array_equal(batch["labeled"], tiny.images[tiny.labeled[batch["labeled_index"]]])
+        np.testing.assert_array_equal(batch["label"], tiny.labeled_classes[batch["labeled_index"]])
+        np.testing.assert_array_equal(batch["unlabeled"], tiny.images[tiny.unlabeled[batch["unlabeled_index"]]])
 
 
 def test_every_epoch_is_another_exact_permutation(tiny):
@@ -85,7 +94,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny):
 
 
 def test_parts_limit_the_labelled_images(tiny):
-    parts = tiny.parts(most_labeled=4)
+    parts = tiny.evaluated(max_labeled=4)
     assert {name: len(labels) for name, (_, labels) in parts.items()} == {"train_labeled": 4, "valid": 2, "test": 5}
 
 

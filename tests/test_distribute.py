@@ -8,11 +8,15 @@ import tensorflow as tf
 
 from cssl.cssl import CSSL
 from libml import models
-from libml.augment import Augmenter
+from libml.augment import OPS, Augmenter, ctaugment
+from libml.config import RunConfig, ScaleOptions
 from libml.data import check_batch, load
-from libml.distribute import ScaleOptions, create_strategy, expand_hosts, find_cluster, slurm_cluster, tasks_per_node
+from libml.distribute import create_strategy, find_cluster
 from libml.errors import UserError
-from libml.train import Evaluator, Trainer, TrainOptions
+from libml.evaluate import Evaluator
+from libml.run import RunFolder
+from libml.slurm import expand_hosts, slurm_cluster, tasks_per_node
+from libml.train import Trainer
 
 BATCH, URATIO = 8, 2
 
@@ -88,7 +92,7 @@ def test_tf_config():
 def test_strategies():
     assert create_strategy(ScaleOptions(), None) is tf.distribute.get_strategy()
     assert create_strategy(ScaleOptions(strategy="mirrored"), None).num_replicas_in_sync == 1
-    for options in (ScaleOptions(num_devices=-1), ScaleOptions(strategy="one", num_devices=2)):
+    for options in (ScaleOptions(strategy="one", num_devices=2),):
         with pytest.raises(UserError, match="num_devices"):
             create_strategy(options, None)
 
@@ -128,14 +132,12 @@ def normalized_network(sync_bn):
 def global_views():
     """Views of a global batch, in the order of the images."""
     normal = np.random.default_rng(0).normal
+    uniform = np.random.default_rng(1).uniform(size=(BATCH, 2, 1 + ctaugment.PARAMETERS)).astype(np.float32)
+    policy = {"ops": (uniform[..., 0] * len(OPS)).astype(np.int32), "params": uniform[..., 1:]}
     return {"labeled": normal(size=(BATCH, 8, 8, 3)), "weak": normal(size=(BATCH * URATIO, 8, 8, 3)),
-            "strong": normal(size=(BATCH * URATIO, 8, 8, 3)), "probe": normal(size=(BATCH, 8, 8, 3)),
+            "strong": normal(size=(BATCH * URATIO, 8, 8, 3)),
+            "probe": {"images": normal(size=(BATCH, 8, 8, 3)), "policy": policy},
             "label": np.arange(BATCH) % 4, "unlabeled_label": np.arange(BATCH * URATIO) % 4}
-
-
-def policies():
-    uniform = np.random.default_rng(1).uniform(size=(BATCH, 2, 5)).astype(np.float32)
-    return {"ops": (uniform[..., 0] * 19).astype(np.int32), "params": uniform[..., 1:]}
 
 
 def split_train(replicas, make_network, steps=3):
@@ -145,7 +147,7 @@ def split_train(replicas, make_network, steps=3):
         augmenter = Augmenter("d.d.d", image_shape=(8, 8, 3), mirror=False, shift=1, jit_compile=False)
         model = CSSL(make_network(), 4, options=CSSL.Options(batch=BATCH, uratio=URATIO, ema=0.9, lr=0.1),
                      augmenter=augmenter, total_images=1000)
-    views, policy = global_views(), policies()
+    views = global_views()
 
     def part(array, replica):
         size = len(array) // replicas
@@ -153,12 +155,8 @@ def split_train(replicas, make_network, steps=3):
         return tf.constant(array, tf.float32 if array.dtype.kind == "f" else tf.int32)
 
     def distribute(context):
-        own = {name: part(array, context.replica_id_in_sync_group) for name, array in views.items()}
-        own["probe_ops"] = part(policy["ops"], context.replica_id_in_sync_group)
-        own["probe_params"] = part(policy["params"][..., :augmenter_parameters], context.replica_id_in_sync_group)
-        return own
+        return tf.nest.map_structure(lambda array: part(array, context.replica_id_in_sync_group), views)
 
-    augmenter_parameters = augmenter.probe(tf.zeros([1, 8, 8, 3], tf.uint8), [0, 0])[1]["params"].shape[-1]
     per_replica = strategy.experimental_distribute_values_from_function(distribute)
     run = tf.function(lambda values: strategy.run(model.train_on_views, args=(values,)))
     for _ in range(steps):
@@ -250,9 +248,10 @@ def small_trainer(replicas, digits, folder, steps):
         network = models.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=4, repeat=1, seed=1)
         augmenter = Augmenter("d.d.x", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
         model = CSSL(network, 10, options=CSSL.Options(batch=8, uratio=2), augmenter=augmenter)
-    options = TrainOptions(train_kimg=steps * 8 / 1024, report_kimg=2 * 8 / 1024, save_kimg=2 * 8 / 1024,
-                           schedule_kimg=1.0)
-    return Trainer(model, digits, options, folder, strategy)
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=steps, report_kimg=2 * 8 / 1024,
+                          save_kimg=2 * 8 / 1024, schedule_kimg=1.0)
+    RunFolder(folder).claim(config, {})
+    return Trainer(model, digits, config, RunFolder(folder), strategy)
 
 
 def test_a_run_continues_with_another_number_of_replicas(digits, tmp_path):

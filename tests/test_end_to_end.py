@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+import cssl
 from cssl import cli
-from libml import results
+from libml.run import read_runs
 
 METHODS = ("cssl", "fixmatch", "supervised")
 
@@ -18,18 +19,18 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for module in METHODS:
         for seed in (1, 2):
-            argv = [f"cssl/{module}.py", f"--dataset=digits.{seed}@40-1", "--batch=8", "--uratio=2", "--filters=4",
+            argv = [f"cssl/{module}.py", f"--dataset=digits.{seed}@40-1", "--batch=8", "--uratio=2", "--filters=8",
                     "--train_steps=16", "--report_kimg=0.0625", f"--train_dir={folder}"]
             with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit_:
                 patch.setattr(sys, "argv", argv)
-                cli.main(cli.method_class(module))
+                cli.main(cssl.method(module))
             assert exit_.value.code == 0
     return folder
 
 
 @pytest.mark.slow
 def test_runs_become_table_curves_and_report(runs, command, tmp_path):
-    found = [results.read_run(path) for path in results.find_runs([runs])]
+    found = read_runs([runs])
     assert len(found) == 6 and all(run.finished and not run.problems for run in found)
 
     table = command("scripts/accuracy_table.py", runs, "--metric=accuracy", "--format=csv").stdout
@@ -45,7 +46,7 @@ def test_runs_become_table_curves_and_report(runs, command, tmp_path):
 
     command("scripts/report.py", runs, "-o", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    for text in ("CSSL", "FixMatch", "Supervised", "digits.2@40-1", "<img", "--filters=4"):
+    for text in ("CSSL", "FixMatch", "Supervised", "digits.2@40-1", "<img", "--filters=8"):
         assert text in page, text
     assert "http://" not in page.replace("http://www.w3.org", "")
 

@@ -13,14 +13,16 @@ import tensorflow as tf
 from conftest import ROOT
 from fake_runs import invoke
 
+import cssl
 from cssl import cli
 from libml import models, optim
-from libml.ssl import fold_in
+from libml.config import describe
+from libml.model import Equal, SSLModel, fold_in
 
-METHODS = cli.method_modules()
+METHODS = sorted(cssl.methods().values())
 # Forty updates, a report and a checkpoint every four. No policies: they take most of the time to build a graph, and
 # test_train.py kills runs with them.
-TINY = ["--dataset=digits.1@40-1", "--filters=4", "--scales=1", "--batch=16", "--uratio=2", "--augment=d.d.x",
+TINY = ["--dataset=digits.1@40-1", "--filters=8", "--scales=1", "--batch=16", "--uratio=2", "--augment=d.d.x",
         "--train_steps=40", "--report_kimg=0.0625", "--save_kimg=0.0625"]
 
 
@@ -49,19 +51,19 @@ def run_of(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("module", METHODS)
 def test_train_kill_resume_evaluate_extract(module, tmp_path, capsys):
-    method = cli.method_class(module)
+    method = cssl.method(module)
     killed, whole, codes = tmp_path / "killed", tmp_path / "whole", []
     killer = threading.Thread(target=lambda: codes.append(
         kill_after_first_checkpoint(module, killed, tmp_path / "log")))
     killer.start()
-    assert cli._main(method, ["program", *TINY, f"--train_dir={whole}"]) == 0
+    assert cli.run(method, ["program", *TINY, f"--train_dir={whole}"]) == 0
     killer.join()
     assert codes == [-signal.SIGKILL], (tmp_path / "log").read_text()
     (log,) = killed.rglob("metrics.jsonl")
     assert len(log.read_text().splitlines()) < 10  # it was in the middle
 
     capsys.readouterr()
-    assert cli._main(method, ["program", *TINY, f"--train_dir={killed}"]) == 0
+    assert cli.run(method, ["program", *TINY, f"--train_dir={killed}"]) == 0
     assert "Continuing from" in capsys.readouterr().out
     (path, found, reports), (_, wanted, undisturbed) = run_of(killed), run_of(whole)
     assert set(found) == set(wanted) and len(wanted) > 10
@@ -69,12 +71,12 @@ def test_train_kill_resume_evaluate_extract(module, tmp_path, capsys):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     assert reports == undisturbed and [report["step"] for report in reports] == list(range(64, 641, 64))
 
-    assert cli._main(method, ["program", f"--eval_ckpt={path}"]) == 0
+    assert cli.run(method, ["program", f"--eval_ckpt={path}"]) == 0
     shown = capsys.readouterr().out
     test = next(line.split() for line in shown.splitlines() if line.startswith("test"))
     assert float(test[1]) == pytest.approx(reports[-1]["accuracy"], abs=0.01)
     assert f"{method.__name__} on " in shown and "40 updates" in shown
-    assert invoke("extract_accuracy", path).code == 0
+    assert invoke("extract", path).code == 0
     assert json.loads((path / "stats" / "accuracy.json").read_text())["last01"] == reports[-1]["accuracy"]
 
 
@@ -103,11 +105,12 @@ class Plain(keras.Model):
         return self.classifier(self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)])))
 
 
-def make(method, network, replicas=1):
+def make(method, network, replicas=1, **arguments):
     """A model, its unlabelled weight full from the start; options as the method declares them."""
     options = {name: value for name, value in dict(uratio=2, warmup_pos=0.0, warmup_kimg=0.0, K=1).items()
-               if name in cli.describe(method.Options)}
-    return method(network(), CLASSES, options=method.Options(batch=BATCH * replicas, **options), total_images=1000)
+               if name in describe(method.Options)}
+    return method(network(), CLASSES, options=method.Options(batch=BATCH * replicas, **options), total_images=1000,
+                  **arguments)
 
 
 def views_of(model, seed):
@@ -122,19 +125,20 @@ def views_of(model, seed):
 def joined(model, halves):
     """The whole batch: views of one kind stay together."""
     weak, strong = model.views_per_image if model.uses_unlabeled else (0, 0)
-    kinds = {"labeled": 1, "label": 1, "weak": weak, "strong": strong}
+    kinds = {"labeled": 1, "label": 1, "weak": weak, "strong": strong, "unlabeled_index": 1}
     return {name: tf.concat([part for k in range(kinds[name]) for part in
                              (tf.split(half[name], kinds[name])[k] for half in halves)], 0) for name in halves[0]}
 
 
-def on_two_replicas(method, network, halves):
-    """The state after one update on two replicas, each with its half."""
+def on_two_replicas(method, network, *updates, **arguments):
+    """The state after updates on two replicas, each with its half of the views."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     with strategy.scope():
-        model = make(method, network, replicas=2)
-    values = strategy.experimental_distribute_values_from_function(
-        lambda context: halves[context.replica_id_in_sync_group])
-    tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)))(values)
+        model = make(method, network, replicas=2, **arguments)
+    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)))
+    for halves in updates:
+        train(strategy.experimental_distribute_values_from_function(
+            lambda context, halves=halves: halves[context.replica_id_in_sync_group]))
     return state_of(model)
 
 
@@ -152,16 +156,16 @@ def assert_states_agree(found, wanted, before, atol=1e-7):
 @pytest.mark.parametrize("module", METHODS)
 def test_two_replicas_average_two_single_ones(module):
     """Any method, random draws and batch normalisation included: each replica has seeds of its own."""
-    method = cli.method_class(module)
+    method = cssl.method(module)
     # Biases before batch normalisation have no gradient but rounding, which Adam blows up to full steps.
     network = Plain if isinstance(method.optimizer_rule, optim.Adam) else residual_net
     single = make(method, network, replicas=2)
     halves, before = [views_of(single, seed) for seed in (0, 1)], state_of(single)
     key = tf.constant([0, 0], tf.int64)
-    results = [single._compute_gradients(half, fold_in(fold_in(key, replica), 2), single.read())
+    results = [single._compute_gradients(half, fold_in(fold_in(key, replica), 2), single.read_state())
                for replica, half in enumerate(halves)]
     mean = tf.nest.map_structure(lambda a, b: (a + b) / 2, *results)
-    single._gradients = lambda views, now: mean
+    single._gradients = lambda views, state: mean
     single.train_on_views(halves[0])
     # VAT's direction is a small difference of float32 predictions, which eager and compiled code round differently.
     atol = 2e-5 if module == "vat" else 1e-7
@@ -173,8 +177,70 @@ RANDOM = ("ict", "mixmatch", "remixmatch", "upsmatch", "vat")  # replicas draw o
 
 @pytest.mark.parametrize("module", [module for module in METHODS if module not in RANDOM])
 def test_two_replicas_do_what_one_does_with_the_whole_batch(module):
-    method = cli.method_class(module)
+    method = cssl.method(module)
     single = make(method, Plain, replicas=2)
     halves, before = [views_of(single, seed) for seed in (0, 1)], state_of(single)
     single.train_on_views(joined(single, halves))
     assert_states_agree(on_two_replicas(method, Plain, halves), state_of(single), before)
+
+
+class PlainEmbedding(Plain):
+    """The same with its hidden layer as the embedding."""
+
+    def call(self, images, training=False, outputs=None):
+        embedding = self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)]))
+        found = {"logits": self.classifier(embedding), "embedding": embedding}
+        return found["logits"] if outputs is None else tuple(found[name] for name in outputs)
+
+
+class Bank(SSLModel):
+    """State of every kind: a queue of embeddings, a counter, a class per unlabelled image, a moving average."""
+
+    views_per_image = (1, 0)
+
+    def initial_state(self):
+        return {"queue": Equal(np.zeros((20, 6), np.float32)), "count": np.zeros((), np.int32),
+                "chosen": np.full(self.num_unlabeled, -1, np.int64), "mean": np.zeros(CLASSES, np.float32)}
+
+    def compute_losses(self, views, step):
+        logits, embedding = step.forward(views["weak"], outputs=("logits", "embedding"))
+        p = tf.nn.softmax(logits)
+        rows, state = step.gather(embedding), step.state
+        step.new_state |= {
+            "queue": tf.concat([state["queue"], tf.stop_gradient(rows)], 0)[-20:],
+            "count": state["count"] + rows.shape[0], "mean": 0.9 * state["mean"] + 0.1 * tf.reduce_mean(p, 0),
+            "chosen": tf.tensor_scatter_nd_update(state["chosen"], step.gather(views["unlabeled_index"])[:, None],
+                                                  step.gather(tf.argmax(p, -1)))}
+        everywhere = step.mean(tf.reduce_mean(p, 0))  # gradients flow through both kinds of communication
+        spread = tf.reduce_sum(everywhere * tf.math.log(everywhere))
+        likeness = tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2)
+        return self.labeled_cross_entropy(views, step) + spread + likeness, {}
+
+
+def bank_views(model, update):
+    """Two halves of a batch; their unlabelled images are not the same."""
+    positions = np.random.RandomState(update).permutation(40)[:4 * BATCH].astype(np.int32)
+    return [views_of(model, 10 * update + half) | {"unlabeled_index": tf.constant(part)}
+            for half, part in enumerate(np.split(positions, 2))]
+
+
+def test_state_of_any_kind_is_the_same_on_two_replicas():
+    single = make(Bank, PlainEmbedding, replicas=2, set_sizes=(8, 40))
+    updates, before = [bank_views(single, update) for update in range(2)], state_of(single)
+    for halves in updates:
+        single.train_on_views(joined(single, halves))
+    found = on_two_replicas(Bank, PlainEmbedding, *updates, set_sizes=(8, 40))
+    assert_states_agree(found, state_of(single), before, atol=1e-6)
+    state = {name: v.numpy() for name, v in single.method_state.items()}
+    assert state["count"] == 32 and state["count"].dtype == np.int32
+    assert state["chosen"].dtype == np.int64
+    seen = np.concatenate([half["unlabeled_index"] for halves in updates for half in halves])
+    np.testing.assert_array_equal(np.flatnonzero(state["chosen"] >= 0), np.unique(seen))
+    assert np.abs(state["queue"]).min() > 0 and 0.1 < state["mean"].sum() < 0.2
+
+
+def test_communication_cannot_be_compiled():
+    halves = bank_views(make(Bank, PlainEmbedding, set_sizes=(8, 40)), 0)
+    with pytest.raises(ValueError, match="--jit cannot compile Bank's communication between 2 replicas; leave it out"):
+        on_two_replicas(Bank, PlainEmbedding, halves, set_sizes=(8, 40), jit=True)
+    make(Bank, PlainEmbedding, set_sizes=(8, 40), jit=True).train_on_views(halves[0])  # one replica has none

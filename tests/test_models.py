@@ -104,7 +104,7 @@ def test_forward_pass_equals_numpy(arch, filters, training):
     randomize(net)
     x, oracle = images(), NumpyForward(net, training)
     logits, embedding = (oracle.cnn13(x) if arch == "cnn13" else oracle.resnet(x, filters, repeat=2, scales=2))
-    got_logits, got_embedding = net(x, training=training, with_embedding=True)
+    got_logits, got_embedding = net(x, training=training, outputs=("logits", "embedding"))
     # float32 through a dozen layers: some 1e-6 of values around 1; any structural difference is far above 1e-4.
     np.testing.assert_allclose(got_logits, logits, atol=1e-4)
     np.testing.assert_allclose(got_embedding, embedding, atol=1e-4)
@@ -172,7 +172,7 @@ def test_initial_weights_are_a_function_of_the_seed():
     for u, v, w in zip(a.variables, b.variables, c.variables, strict=True):
         np.testing.assert_array_equal(u.numpy(), v.numpy())
         assert v.name != "kernel" or np.abs(v.numpy() - w.numpy()).min() > 0
-    same_shape = [v.numpy() for v in models.kernels(a) if v.shape == (3, 3, 8, 8)]
+    same_shape = [v.numpy() for v in a.trainable_variables if v.shape == (3, 3, 8, 8)]
     assert len(same_shape) == 3 and not np.any(same_shape[0] == same_shape[1])
     keras.utils.set_random_seed(7)
     d = small(seed=None)
@@ -180,17 +180,37 @@ def test_initial_weights_are_a_function_of_the_seed():
     np.testing.assert_array_equal(d.stem.kernel.numpy(), small(seed=None).stem.kernel.numpy())
 
 
-def test_kernels_of_any_model():
-    net = small(repeat=1)
-    assert [v.path for v in models.kernels(net)] == [v.path for v in net.trainable_variables if "kernel" in v.path]
-    other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(),
-                              keras.layers.Dense(2)])
-    assert [tuple(v.shape) for v in models.kernels(other)] == [(4, 3), (3, 2)]
+def test_heads_give_several_outputs_from_one_pass():
+    projection = keras.Sequential([keras.layers.Dense(6, activation="relu"), keras.layers.Dense(3)])
+    net = models.Heads(small(repeat=1, bn_momentum=0.5), {"rotation": 4, "turn": 4, "projection": projection}, seed=1)
+    x, before = images(), [v.numpy() for v in net.non_trainable_variables]
+    names = ("projection", "logits", "rotation", "embedding", "logits")
+    found = net(x, training=True, outputs=names)
+    moved = [v.numpy() for v in net.non_trainable_variables]
+    for name, output in zip(names, found, strict=True):
+        for variable, value in zip(net.non_trainable_variables, before, strict=True):
+            variable.assign(value)
+        (alone,) = net(x, training=True, outputs=(name,))
+        np.testing.assert_array_equal(output, alone)
+        for variable, value in zip(net.non_trainable_variables, moved, strict=True):  # by one pass, not by five
+            np.testing.assert_array_equal(variable, value)
+    assert [output.shape[1] for output in found] == [3, 5, 4, net.network.classifier.kernel.shape[0], 5]
+    np.testing.assert_array_equal(net(x), net.network(x))
+    np.testing.assert_array_equal(net(x, outputs=("embedding",))[0], net.network(x, outputs=("embedding",))[0])
+    assert not np.any(net.heads["rotation"].kernel.numpy() == net.heads["turn"].kernel.numpy())
+    assert [v.path for v in net.trainable_variables[:-8]] == [v.path for v in net.network.trainable_variables]
+
+
+def test_heads_misused():
+    with pytest.raises(ValueError, match="cannot be called 'logits'"):
+        models.Heads(small(), {"logits": 4})
+    with pytest.raises(ValueError, match="no output 'rotations'"):
+        models.Heads(small(), {"rotation": 4})(images(), outputs=("rotations",))
 
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(arch="vgg"), "Unknown architecture 'vgg': choose one of cnn13, mcdropresnet, resnet, shake"),
-    (dict(image_shape=(4, 4, 3)), "scales=0"), (dict(dropout=1.0), "dropout"),
+    (dict(scales=0), "scales=0"), (dict(dropout=1.0), "dropout"),
     (dict(arch="cnn13", image_shape=(8, 8, 3)), "12x12")])
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):

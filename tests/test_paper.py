@@ -101,18 +101,18 @@ CIFAR = Column("cifar10", 40, "error")
      "results", "CSSL (CTA)", {"arch", "confidence", "reference", "K"}),
 ])
 def test_nearest_cell(settings, table, row, deviating):
-    match = paper.compare(config(**settings), CIFAR)
+    match = paper.nearest_cell(config(**settings), CIFAR)
     assert (match.table.name, match.row.name, set(match.deviations)) == (table, row, deviating)
 
 
 def test_cifar100_has_its_own_protocol():
     ours = config(dataset="cifar100.1@400-1", train_kimg=65536, filters=128, wd=0.001)
     column = Column("cifar100", 400, "error")
-    assert paper.compare(ours, column).deviations == {}
-    assert set(paper.compare({**ours, "wd": 5e-4, "filters": 32}, column).deviations) == {"wd", "filters"}
+    assert paper.nearest_cell(ours, column).deviations == {}
+    assert set(paper.nearest_cell({**ours, "wd": 5e-4, "filters": 32}, column).deviations) == {"wd", "filters"}
 
 
 def test_no_cell():
-    assert paper.compare(config(method="VAT"), CIFAR) is None
-    assert paper.compare(config(), Column("digits", 40, "error")) is None
-    assert paper.compare(config(method="UPSMatch"), CIFAR, ("results",)) is None
+    assert paper.nearest_cell(config(method="VAT"), CIFAR) is None
+    assert paper.nearest_cell(config(), Column("digits", 40, "error")) is None
+    assert paper.nearest_cell(config(method="UPSMatch"), CIFAR, ("results",)) is None

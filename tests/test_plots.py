@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 from fake_runs import invoke, write_run
 
-from libml import calibration, plots, results
+from libml import metrics, plots
 from libml.errors import UserError
+from libml.run import RunFolder, read_runs
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_over_seeds():
 
 
 def test_curves_show_the_mean_over_seeds(folder):
-    write = plots.curves(results.read_runs([folder]), ("error",))
+    write = plots.curves(read_runs([folder]), ("error",))
     axis, = write.axes
     assert drawn(axis) == {"CSSL (2)": ([1, 2], [17, 5.5]), "FixMatch (2)": ([1, 2], [22, 10.5])}
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
@@ -40,26 +41,26 @@ def test_curves_show_the_mean_over_seeds(folder):
 
 
 def test_pseudo_labels_leave_out_what_no_run_reports(folder):
-    figure = plots.curves(results.read_runs([folder]), ("monitors/mask", "monitors/nothing", "monitors/alpha"))
+    figure = plots.curves(read_runs([folder]), ("monitors/mask", "monitors/nothing", "monitors/alpha"))
     assert [axis.get_ylabel() for axis in figure.axes] == ["mask rate", "mean alpha"]
     with pytest.raises(UserError, match="monitors/nothing: nothing to draw"):
-        plots.curves(results.read_runs([folder]), ("monitors/nothing",))
+        plots.curves(read_runs([folder]), ("monitors/nothing",))
 
 
 def test_reliability_bars_are_the_accuracies(folder):
-    run = next(run for run in results.read_runs([folder]) if run.method == "CSSL")
+    run = next(run for run in read_runs([folder]) if run.method == "CSSL")
     stored = np.load(run.path / "stats/predictions.npz")
-    diagram = calibration.reliability(stored["probabilities"], stored["labels"])
+    diagram = metrics.reliability(stored["probabilities"], stored["labels"])
     top, bottom = plots.reliability([run]).axes
     used = diagram.count > 0
     assert [bar.get_height() for bar in top.patches] == pytest.approx(diagram.accuracy[used].tolist())
     assert [bar.get_height() for bar in bottom.patches] == pytest.approx((diagram.count / 200).tolist())
-    assert f"ECE {calibration.expected_calibration_error(stored['probabilities'], stored['labels']):.3f}" in \
+    assert f"ECE {metrics.expected_calibration_error(stored['probabilities'], stored['labels']):.3f}" in \
         [text.get_text() for text in top.texts]
 
 
 def test_class_distribution_beside_the_truth(folder):
-    run = next(run for run in results.read_runs([folder]) if run.method == "CSSL")
+    run = next(run for run in read_runs([folder]) if run.method == "CSSL")
     bottom = plots.class_distribution([run]).axes[1]
     heights = [bar.get_height() for bar in bottom.patches]
     assert heights[:10] == pytest.approx(run.metrics[-1]["class_distribution"])
@@ -68,7 +69,7 @@ def test_class_distribution_beside_the_truth(folder):
 
 
 def test_augmentation_rates(folder):
-    run = next(run for run in results.read_runs([folder]) if run.method == "CSSL")
+    run = next(run for run in read_runs([folder]) if run.method == "CSSL")
     axis = plots.augmentation_rates(run).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["blur", "rescale", "rescale [2]"]
     shown = axis.images[0].get_array()
@@ -76,7 +77,7 @@ def test_augmentation_rates(folder):
     assert np.ma.count(np.ma.masked_invalid(shown[2])) == 6
     (run.path / "stats/rates.json").rename(run.path / "stats/hidden.json")
     try:
-        assert len(plots.augmentation_rates(run).axes[0].get_yticklabels()) == 4  # without names: no empty parameter
+        assert plots.augmentation_rates(run) is None
     finally:
         (run.path / "stats/hidden.json").rename(run.path / "stats/rates.json")
 
@@ -100,12 +101,45 @@ def test_damaged_and_missing(tmp_path):
     for damaged in (b"", b"no archive", whole[:len(whole) // 2]):
         (path / "stats/predictions.npz").write_bytes(damaged)
         with pytest.raises(UserError, match="predictions.npz is damaged"):
-            plots.reliability([results.read_run(path)])
+            plots.reliability([RunFolder(path).read()])
     (path / "stats/rates.npy").write_bytes(b"")
     with pytest.raises(UserError, match="rates.npy is damaged"):
-        plots.augmentation_rates(results.read_run(path))
+        plots.augmentation_rates(RunFolder(path).read())
     with pytest.raises(UserError, match="predictions.npz is damaged"):
         invoke("plot", "reliability", path, "-o", tmp_path / "x")
     assert "unfinished (1 of 4 kimg)" in invoke("plot", "curves", path, "-o", tmp_path / "x").stderr
     with pytest.raises(UserError, match="None of the runs has a report"):
         invoke("plot", "classes", write_run(tmp_path / "empty", []), "-o", tmp_path / "x")
+
+
+def panels_of(figure):
+    """The share of the figure's width and height that its panels take."""
+    figure.canvas.draw()
+    boxes = [axis.get_position() for axis in figure.axes]
+    return (max(box.x1 for box in boxes) - min(box.x0 for box in boxes),
+            max(box.y1 for box in boxes) - min(box.y0 for box in boxes))
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_long_labels_leave_room_for_the_panels(tmp_path, count):
+    for number in range(count):
+        write_run(tmp_path, [50, 60], train_kimg=2, **{f"some_setting_{i}": 0.125 * number + i for i in range(10)})
+    figure = plots.curves(read_runs([tmp_path]), ("error", "ece"))
+    assert min(panels_of(figure)) >= 0.5
+    legend, = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= min(
+        axis.get_tightbbox().y0 for axis in figure.axes) + 1  # all of it is visible, and hides nothing
+    assert len(legend.get_texts()) == count
+    assert all("some_setting_9=" in text.get_text() for text in legend.get_texts())
+    short = plots.curves(read_runs([next(tmp_path.rglob("CSSL_0"))]))
+    assert not short.legends and short.axes[0].get_legend()
+
+
+def test_image_grid():
+    rows = [np.full((n, 4, 6, 3), 10 * n, np.uint8) for n in (3, 1)]
+    axis, = plots.plot_images(rows, ["a", "b"], range(3), "title").axes
+    sheet = axis.images[0].get_array()
+    assert sheet.shape == (2 * 6, 3 * 8, 3)
+    assert (sheet[:4, 16:22] == 30).all() and (sheet[6:10, :6] == 10).all() and (sheet[6:, 8:] == 255).all()
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]

@@ -83,7 +83,7 @@ def test_runs_are_described(page):
 def test_pictures(page):
     pictures = page[0].pictures
     assert {name: len(found) for name, found in pictures.items() if name != "training image"} == {
-        "test error and ECE over time": 1, "quality of pseudo-labels over time": 1, "CTAugment rates": 2,
+        "metrics on the test set over time": 1, "quality of pseudo-labels over time": 1, "CTAugment rates": 2,
         "reliability diagram and histogram of confidences": 2, "predicted classes over time": 3}
     for found in pictures.values():
         assert min(picture(found[0]).size) >= 8

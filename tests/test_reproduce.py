@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT
 from fake_runs import invoke, write_run
 
+import cssl
 from cssl import cli
 from libml.errors import UserError
 
@@ -137,10 +138,10 @@ def test_another_dataset(tmp_path):
 def finish(command, **changes):
     """Writes the finished run of a listed command, with some flags changed; returns its folder."""
     command = {**command, **changes}
-    method = cli.method_class(command.pop("module"))
-    config, _ = cli.parse(method, ["program", *(f"--{name}={value}" for name, value in command.items())])
-    folder = cli.run_folder(method, config)
-    write_run(folder.parent, [50] * int(config["train_kimg"]), **{**config, "method": method.__name__}).rename(folder)
+    method = cssl.method(command.pop("module"))
+    config = cli.configuration(method, ["program", *(f"--{name}={value}" for name, value in command.items())])
+    values, folder = config.values(), config.folder()
+    write_run(folder.parent, [50] * int(values["train_kimg"]), **{**values, "method": method.__name__}).rename(folder)
     return folder
 
 
@@ -171,8 +172,9 @@ def programs(tmp_path):
     """A folder with programs that write down how they were called instead of training or talking to SLURM."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "python").write_text('#!/bin/bash\necho "$@" >> "$LOG"\ntrap "echo saved >> $LOG; exit 1" TERM\n'
-                                   'if [ -n "$WAIT" ]; then sleep 20 & wait; fi\n')
+    (folder / "python").write_text('#!/bin/bash\ntrap "echo saved >> $LOG; exit 143" TERM\necho $$ > "$LOG.pid"\n'
+                                   'echo "$@" >> "$LOG"\n${ENDING:-exit 0}\n')
+    (folder / "srun").write_text('#!/bin/bash\necho srun "$1" $SRUN_CPUS_PER_TASK >> "$LOG"\nexec "${@:2}"\n')
     (folder / "scontrol").write_text('#!/bin/bash\necho scontrol "$@" >> "$LOG"\n')
     for program in folder.iterdir():
         program.chmod(0o755)
@@ -180,37 +182,45 @@ def programs(tmp_path):
 
 
 def slurm_environment(programs, log, **more):
-    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(log), "SLURM_ARRAY_JOB_ID": "9",
-            "SLURM_ARRAY_TASK_ID": "1", **more}
+    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(log), "SLURM_JOB_ID": "8",
+            "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", **more}
 
 
-def test_slurm_script(tmp_path, programs):
+def test_slurm_script(tmp_path, programs, monkeypatch):
     script, log = tmp_path / "jobs.sbatch", tmp_path / "log"
+    (tmp_path / "here/.venv/bin").mkdir(parents=True)
+    (tmp_path / "here/.venv/bin/activate").write_text('echo activated >> "$LOG"\n')
+    monkeypatch.chdir(tmp_path / "here")
     arguments = ("--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}/my runs")
     done = invoke("reproduce", *arguments, f"--slurm={script}")
     assert done.stdout.strip() == f"{script}: 4 tasks"
     text = script.read_text()
     assert "#SBATCH --array=0-3\n" in text and "#SBATCH --requeue" in text
-    subprocess.run(["bash", script], env=slurm_environment(programs, log), check=True, timeout=20)
+    environment = slurm_environment(programs, log, SLURM_SUBMIT_DIR="/", SLURM_CPUS_PER_TASK="8")
+    subprocess.run(["bash", script], env=environment, check=True, timeout=20)
     second = invoke("reproduce", *arguments, "--dry_run").stdout.splitlines()[1]
-    assert log.read_text().split() == shlex.join(shlex.split(second)[1:]).replace("'", "").split()
+    assert log.read_text().split() == ["activated", "srun", "--ntasks=1", "8",
+                                       *shlex.join(shlex.split(second)[1:]).replace("'", "").split()]
 
 
-@pytest.mark.parametrize("cause", [signal.SIGUSR1, signal.SIGTERM])
-def test_slurm_preemption(tmp_path, programs, cause):
-    script, log = tmp_path / "jobs.sbatch", tmp_path / "log"
+@pytest.mark.parametrize(("ending", "code", "last"), [
+    ("exit 2", 2, []), ("exit 75", 0, ["scontrol requeue 9_1"]), ("wait", 0, ["saved", "scontrol requeue 9_1"])])
+def test_slurm_tasks_end_or_queue_again(tmp_path, programs, monkeypatch, ending, code, last):
+    """By exit code; in the last case the task is preempted: TERM to the script and its step."""
+    script, log, process = tmp_path / "jobs.sbatch", tmp_path / "log", tmp_path / "log.pid"
+    monkeypatch.chdir(tmp_path)
     invoke("reproduce", "--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}", f"--slurm={script}")
-    shell = subprocess.Popen(["bash", script], env=slurm_environment(programs, log, WAIT="yes"))
-    try:
+    step = "eval for i in {1..400}; do sleep 0.05; done" if ending == "wait" else ending
+    with subprocess.Popen(["bash", script], env=slurm_environment(programs, log, ENDING=step)) as shell:
         deadline = time.time() + 20
-        while not (log.exists() and "lsmatch" in log.read_text()) and time.time() < deadline:
+        while ending == "wait" and time.time() < deadline:
+            if log.exists() and "lsmatch" in log.read_text():
+                shell.send_signal(signal.SIGTERM)
+                os.kill(int(process.read_text()), signal.SIGTERM)
+                break
             time.sleep(0.05)
-        time.sleep(0.3)  # the program writes its line before it sets its trap
-        shell.send_signal(cause)
-        assert shell.wait(timeout=20) == 0
-    finally:
-        shell.kill()
-    assert log.read_text().splitlines()[1:] == ["saved", "scontrol requeue 9_1"]
+        assert shell.wait(timeout=20) == code
+    assert log.read_text().splitlines()[2:] == last
 
 
 def test_runs_follow_one_another_and_failures_are_named(tmp_path, monkeypatch, programs):
@@ -232,8 +242,8 @@ def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
     (programs / "python").write_text(
         '#!/bin/bash\ntrap "sleep 0.5; echo saved >> $LOG; exit 143" TERM\ntrap "sleep 0.5; echo saved >> $LOG; '
         'exit 130" INT\necho started >> "$LOG"\nfor i in {1..200}; do sleep 0.1; done\n')
-    program = (f"import sys; sys.path.insert(0, 'scripts'); sys.argv = ['reproduce.py', '--table=barely', "
-               f"'--train_dir={tmp_path}']; import reproduce; sys.executable = '{programs / 'python'}'; "
+    program = (f"import sys; sys.argv = ['reproduce', '--table=barely', '--train_dir={tmp_path}']; "
+               f"from cssl.tools import reproduce; sys.executable = '{programs / 'python'}'; "
                "sys.exit(reproduce.main())")
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         log.write_text("")

@@ -324,7 +324,7 @@ def test_folder_errors_are_one_clear_line(folder, tmp_path, spoil, message):
     ("digits.1@2000-1", "asks for 2000 labels, but digits has 1437"),
     ("digits.1@0-1", "no label at all"),
     ("digits.1@40-1437", "leave some for training"),
-    ("cifar10.1@40-1", "create_datasets.py cifar10"),
+    ("cifar10.1@40-1", "cssl-data cifar10"),
     ("folder:/no/such/folder.1@40-1", "has no folder `train`"),
 ])
 def test_bad_names_exit_with_2_and_one_line(command, tmp_path, name, message):

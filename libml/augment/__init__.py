@@ -1,9 +1,7 @@
 """Weak views, CTAugment and RandAugment, in the graph and bit for bit what Pillow makes."""
+from libml.lazy import exports
 
-from libml.augment.augmenter import Augmenter, to_float, to_uint8
-from libml.augment.ops import OPS, RAND_OPS, Op, apply, pillow_apply
-from libml.augment.policy import Policy, pillow_policy, run_policy
-from libml.augment.spec import AugmentSpec, RandAugment, parse_augment
-
-__all__ = ["OPS", "RAND_OPS", "AugmentSpec", "Augmenter", "Op", "Policy", "RandAugment", "apply", "parse_augment",
-           "pillow_apply", "pillow_policy", "run_policy", "to_float", "to_uint8"]
+_NAMES = {"augmenter": ("Augmenter", "to_float", "to_uint8"), "ops": ("OPS", "RAND_OPS", "Op", "apply", "pillow_apply"),
+          "policy": ("Policy", "pillow_policy", "run_policy"), "spec": ("AugmentSpec", "RandAugment", "parse_augment")}
+__getattr__, __dir__ = exports(__name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items()
+                                          for name in names})

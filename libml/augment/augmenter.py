@@ -4,13 +4,13 @@ import numpy as np
 import tensorflow as tf
 
 from libml.augment import ctaugment, kernels
-from libml.augment.ops import MAGNITUDES, OPS, RAND_OPS
+from libml.augment.ops import OPS, RAND_OPS
 from libml.augment.policy import Policy, pillow_policy, run_policy
-from libml.augment.spec import AugmentSpec, RandAugment, parse_augment
+from libml.augment.spec import MAGNITUDES, AugmentSpec, RandAugment, parse_augment
 
 _LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
 
-Draws = dict[str, tf.Tensor]  # all that is random in a view, one row per image
+Samples = dict[str, tf.Tensor]  # all that is random in a view, one row per image
 
 
 def to_float(images: tf.Tensor) -> tf.Tensor:
@@ -33,30 +33,30 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
 
 
-def _weak_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool = False) -> tf.Tensor:
+def _weak_view(images: tf.Tensor, samples: Samples, shift: int, compiled: bool = False) -> tf.Tensor:
     del compiled  # the same either way
-    return kernels.mirror_and_shift(images, draws["flip"], draws["offset"], shift)
+    return kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift)
 
 
-def _shifted_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool) -> tf.Tensor:
-    return _look_up(_LEVELS, _weak_view(images, draws, shift, compiled))
+def _shifted_view(images: tf.Tensor, samples: Samples, shift: int, compiled: bool) -> tf.Tensor:
+    return _look_up(_LEVELS, _weak_view(images, samples, shift, compiled))
 
 
-def _cta_view(images: tf.Tensor, draws: Draws, shift: int, compiled: bool) -> tf.Tensor:
-    x = run_policy(OPS, _weak_view(images, draws, shift), draws, compiled)
-    x = kernels.cutout(x, tf.ones([x.shape[0]]), draws["centre"])
+def _cta_view(images: tf.Tensor, samples: Samples, shift: int, compiled: bool) -> tf.Tensor:
+    x = run_policy(OPS, _weak_view(images, samples, shift), samples, compiled)
+    x = kernels.cutout(x, tf.ones([x.shape[0]]), samples["centre"])
     return _look_up(_LEVELS, x)
 
 
-def _rand_view(images: tf.Tensor, draws: Draws, shift: int, cutout: int, compiled: bool) -> tf.Tensor:
-    x = _look_up(_TRUNCATED, _weak_view(images, draws, shift))
+def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, compiled: bool) -> tf.Tensor:
+    x = _look_up(_TRUNCATED, _weak_view(images, samples, shift))
     x = tf.concat([x, tf.fill([*x.shape[:3], 1], tf.constant(255, tf.uint8))], -1)
-    x = run_policy(RAND_OPS, x, draws, compiled)
+    x = run_policy(RAND_OPS, x, samples, compiled)
     hidden = x[..., 3:] == 0
     if cutout:
         height, width = x.shape[1:3]
         side = tf.fill([x.shape[0]], cutout * min(height, width) // 100)
-        hidden |= kernels.box(draws["centre"], side, height, width)
+        hidden |= kernels.box(samples["centre"], side, height, width)
     return tf.where(hidden, 0.0, _look_up(_LEVELS, x[..., :3]))
 
 
@@ -91,21 +91,21 @@ class Augmenter(tf.Module):
         self.jit_compile, self.threads = jit_compile, threads
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
         self._rand: RandAugment | None = self.spec.rand_augment
-        self.uses_probe = self.spec.strong == "d"
-        if self.uses_probe:
+        self.learns_rates = self.spec.strong == "d"
+        if self.learns_rates:
             self.rates = tf.Variable(tf.ones(ctaugment.RATES_SHAPE), trainable=False, name="rates",
                                      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
-    def _run(self, function, images: tf.Tensor, draws: Draws, *numbers) -> tf.Tensor:
+    def _run(self, function, images: tf.Tensor, samples: Samples, *numbers) -> tf.Tensor:
         function = _compiled[function] if self.jit_compile else function
         if self.threads == 1 or images.shape[0] % self.threads:
-            return function(images, draws, *numbers, self.jit_compile)
+            return function(images, samples, *numbers, self.jit_compile)
         # Independent nodes of the graph: TensorFlow runs them side by side.
-        parts = zip(*(tf.split(tensor, self.threads) for tensor in (images, *draws.values())), strict=True)
-        return tf.concat([function(part[0], dict(zip(draws, part[1:], strict=True)), *numbers, self.jit_compile)
+        parts = zip(*(tf.split(tensor, self.threads) for tensor in (images, *samples.values())), strict=True)
+        return tf.concat([function(part[0], dict(zip(samples, part[1:], strict=True)), *numbers, self.jit_compile)
                           for part in parts], 0)
 
-    def _draw_weak(self, kind: str, uniform: tf.Tensor) -> Draws:
+    def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]
         return {
             "flip": uniform[:, 0] < (0.5 if mirror else 0.0),
@@ -116,8 +116,8 @@ class Augmenter(tf.Module):
         images = tf.convert_to_tensor(images)
         if kind == "x":
             return images
-        draws = self._draw_weak(kind, _uniform(seed, stream, images.shape[0], 3))
-        return self._run(_weak_view, images, draws, self._weak_kinds[kind][1])
+        samples = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3))
+        return self._run(_weak_view, images, samples, self._weak_kinds[kind][1])
 
     def labeled(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Weak view of labelled images, uint8 [N, H, W, 3] to uint8."""
@@ -127,71 +127,71 @@ class Augmenter(tf.Module):
         """Weak view of unlabelled images, uint8 to uint8."""
         return self._view(self.spec.weak, images, seed, _WEAK)
 
-    def draw_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None) -> Draws:
+    def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None) -> Samples:
         """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
 
-        A step that also learns gives the same reading of the `rates` to this and to `update`, which orders the two.
+        A step that also learns gives the same reading of the `rates` to this and to `updated_rates`: see `read_state`.
         """
         depth, numbers = self.depth, ctaugment.TRAINING
         if self._rand:
             depth, numbers = self._rand.depth, _RAND_NUMBERS
         uniform = _uniform(seed, _STRONG, n, 5 + depth * numbers)
-        draws = self._draw_weak(self.spec.weak, uniform) | {"centre": uniform[:, 3:5]}
+        samples = self._sample_weak(self.spec.weak, uniform) | {"centre": uniform[:, 3:5]}
         uniform = tf.reshape(uniform[:, 5:], [n, depth, numbers])
-        if self.uses_probe:
+        if self.learns_rates:
             rates = self.rates if rates is None else rates
-            draws |= ctaugment.draw_training(rates, uniform, self.threshold, self.decay)
+            samples |= ctaugment.sample_training(rates, uniform, self.threshold, self.decay)
         elif self._rand:
-            draws |= _draw_rand(self._rand, uniform)
-        return draws
+            samples |= _sample_rand(self._rand, uniform)
+        return samples
 
     def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None) -> tf.Tensor:
         """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout."""
-        return self.strong_view(images, self.draw_strong(images.shape[0], seed, rates))
+        return self.strong_view(images, self.sample_strong(images.shape[0], seed, rates))
 
-    def strong_view(self, images: tf.Tensor, draws: Draws) -> tf.Tensor:
-        """The strong view that `draws` describe."""
+    def strong_view(self, images: tf.Tensor, samples: Samples) -> tf.Tensor:
+        """The strong view that `samples` describe."""
         shift = self._weak_kinds[self.spec.weak][1]
-        if self.uses_probe:
-            return self._run(_cta_view, images, draws, shift)
+        if self.learns_rates:
+            return self._run(_cta_view, images, samples, shift)
         if self._rand:
-            return self._run(_rand_view, images, draws, shift, self._rand.cutout)
-        return self._run(_shifted_view, images, draws, shift)
+            return self._run(_rand_view, images, samples, shift, self._rand.cutout)
+        return self._run(_shifted_view, images, samples, shift)
 
-    def strong_reference(self, images: np.ndarray, draws: Draws) -> np.ndarray:
+    def strong_reference(self, images: np.ndarray, samples: Samples) -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
-        draws = {key: np.asarray(value) for key, value in draws.items()}
-        x = _weak_reference(images, draws["flip"], draws["offset"], self._weak_kinds[self.spec.weak][1])
-        if self.uses_probe:
-            cutout = np.insert(draws["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
+        samples = {key: np.asarray(value) for key, value in samples.items()}
+        x = _weak_reference(images, samples["flip"], samples["offset"], self._weak_kinds[self.spec.weak][1])
+        if self.learns_rates:
+            cutout = np.insert(samples["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
             return _levels(pillow_policy(OPS, x, {
-                "ops": np.insert(draws["ops"], self.depth, list(OPS).index("cutout"), axis=1),
-                "params": np.concatenate([draws["params"], cutout], 1),
+                "ops": np.insert(samples["ops"], self.depth, list(OPS).index("cutout"), axis=1),
+                "params": np.concatenate([samples["params"], cutout], 1),
             }))
         if not self._rand:
             return _levels(x)
         x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
-        x = pillow_policy(RAND_OPS, x, draws)
+        x = pillow_policy(RAND_OPS, x, samples)
         result = np.where(x[..., 3:] == 0, np.float32(0), _levels(x[..., :3]))
         half = self._rand.cutout * min(self.image_shape[:2]) // 100 // 2
-        for image, (u, v) in zip(result, draws["centre"].astype(float), strict=True):
+        for image, (u, v) in zip(result, samples["centre"].astype(float), strict=True):
             row, column = int(v * image.shape[0]), int(u * image.shape[1])
             image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
         return result
 
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
-        """Applies one random policy to each weak view, uint8 to uint8; gives the policy too, for `update`."""
-        if not self.uses_probe:
+        """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
+        if not self.learns_rates:
             raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d")
         uniform = _uniform(seed, _PROBE, weak.shape[0], self.depth * ctaugment.PROBE)
-        policy = ctaugment.draw_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
+        policy = ctaugment.sample_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
         return self._run(_probe_view, weak, policy), policy
 
-    def update(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor | None = None,
-               ) -> None:
-        """Learns from the predictions [N, classes] on probed images with class numbers `labels` [N].
+    def updated_rates(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor,
+                      ) -> tf.Tensor:
+        """Returns the rates that predictions [N, classes] on probed images with class numbers `labels` [N] teach.
 
-        In a replica context the hits of all replicas are gathered first, so that every replica makes the same update.
+        In a replica context the hits of all replicas are gathered first, so that every replica computes the same.
         """
         onehot = tf.one_hot(labels, probabilities.shape[-1], dtype=tf.float32)
         proximity = 1.0 - 0.5 * tf.reduce_sum(tf.abs(tf.cast(probabilities, tf.float32) - onehot), -1, keepdims=True)
@@ -199,14 +199,13 @@ class Augmenter(tf.Module):
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             rows = tf.ensure_shape(context.all_gather(rows, axis=0), [None, rows.shape[1]])
-        rates = self.rates if rates is None else rates
-        self.rates.assign(ctaugment.updated_rates(rates, rows[:, :-1], rows[:, -1], self.decay))
+        return ctaugment.updated_rates(rates, rows[:, :-1], rows[:, -1], self.decay)
 
 
 _RAND_NUMBERS = 4  # uniform numbers per operation: which, whether at all, magnitude, sign
 
 
-def _draw_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
+def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
     """RandAugment's policies; an operation that is not applied becomes Identity."""
     ops = tf.cast(uniform[..., 0] * len(RAND_OPS), tf.int32)
     ops = tf.where(uniform[..., 1] < settings.probability, ops, list(RAND_OPS).index("Identity"))
@@ -217,7 +216,7 @@ def _draw_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
 
 
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
-    """Independent numbers in [0, 1) for each seed and stream: one draw for all that a view needs."""
+    """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
     return tf.random.stateless_uniform([n, numbers], tf.random.experimental.stateless_fold_in(seed, stream))
 
 

@@ -151,9 +151,9 @@ def _filtered(images: tf.Tensor, kernel: Sequence[Sequence[int]]) -> tf.Tensor:
     reach = border * (width + 1) * 3
     padded = tf.cast(tf.concat([flat[:, :reach], flat, flat[:, :reach]], 1), tf.float32)
     total = 0.0
-    for y, row in enumerate(kernel):
-        for x, weight in enumerate(row):
-            start = (y * width + x) * 3
+    for i, row in enumerate(kernel):
+        for j, weight in enumerate(row):
+            start = (i * width + j) * 3
             if weight:
                 total += weight * padded[:, start : start + size]
     y, x = np.arange(height)[:, None, None], np.arange(width)[:, None]

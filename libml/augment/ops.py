@@ -12,6 +12,7 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from libml.augment import kernels
+from libml.augment.spec import MAGNITUDES
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,6 @@ OPS: dict[str, Op] = {
 # RandAugment --------------------------------------------------------------------------------------------------------
 # Two parameters each: magnitude M = 1 + int(9u) in 1..9, and a sign, negative where v < 1/2. Geometric operations bring
 # in transparent black; the enhancers keep transparency; the others drop it.
-
-MAGNITUDES = 9  # of a scale of 10; at 10 Posterize would keep no bit, which Pillow rejects
-
 
 def _rand(pillow: Callable, graph: Callable, value: Sequence[float], signed: bool = False) -> Op:
     """An op whose setting is value[M - 1], with a sign if `signed`."""

@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from libml.augment.ops import MAGNITUDES
 from libml.errors import UserError
+
+MAGNITUDES = 9  # of a scale of 10; at 10 Posterize would keep no bit, which Pillow rejects
 
 _GRAMMAR = ("labeled.weak.strong with labeled and weak in d (default), m (mirror), x (none), and strong in "
             "d (CTAugment), ra, rac, r<ops>_<magnitude>_<cutout %>, x (no policy); for example d.d.d or d.d.r2_9_50")

@@ -13,4 +13,4 @@
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%j.out
 STEP_OPTIONS=(--ntasks=1)
-. "${SLURM_SUBMIT_DIR:-.}/scripts/slurm/run_and_requeue.sh"
+. "${SLURM_SUBMIT_DIR:-.}/cssl/tools/run_and_requeue.sh"

@@ -16,4 +16,4 @@
 #SBATCH --output=slurm-%j.out
 # Processes that lose one another say so and end by themselves; --wait is for those that cannot.
 STEP_OPTIONS=(--distribution=block --kill-on-bad-exit=0 --wait=120)
-. "${SLURM_SUBMIT_DIR:-.}/scripts/slurm/run_and_requeue.sh"
+. "${SLURM_SUBMIT_DIR:-.}/cssl/tools/run_and_requeue.sh"

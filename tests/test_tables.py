@@ -8,35 +8,37 @@ import pytest
 import tensorflow as tf
 from fake_runs import invoke, write_run
 
-from libml import results
+from libml import tables
 from libml.errors import UserError
+from libml.metrics import METRICS
 from libml.paper import Column
+from libml.run import RunFolder, find_runs, medians, read_runs
 
 ERROR = Column("cifar10", 40, "error")
 
 
 def test_medians():
     values = list(range(60))  # the last n of them are 60 - n … 59
-    assert results.medians(values) == {"last01": 59, "last10": 54.5, "last20": 49.5, "last50": 34.5}
-    assert results.medians([3, 1, 2]) == {"last01": 2, "last10": 2, "last20": 2, "last50": 2}
-    assert np.isnan(results.medians([])["last20"])
+    assert medians(values) == {"last01": 59, "last10": 54.5, "last20": 49.5, "last50": 34.5}
+    assert medians([3, 1, 2]) == {"last01": 2, "last10": 2, "last20": 2, "last50": 2}
+    assert np.isnan(medians([])["last20"])
 
 
 def test_find_runs(tmp_path):
     runs = [write_run(tmp_path / "a", [1], dataset=f"svhn.{seed}@40-1") for seed in (1, 2)]
     other = write_run(tmp_path / "b", [1])
-    assert results.find_runs([tmp_path]) == sorted([*runs, other])
-    assert results.find_runs([runs[0]]) == [runs[0]]
-    assert results.find_runs([f"{tmp_path}/a/*.2@40-1", other, other]) == sorted([runs[1], other])
+    assert find_runs([tmp_path]) == sorted([*runs, other])
+    assert find_runs([runs[0]]) == [runs[0]]
+    assert find_runs([f"{tmp_path}/a/*.2@40-1", other, other]) == sorted([runs[1], other])
     with pytest.raises(UserError, match="No runs in .*nothing"):
-        results.find_runs([tmp_path / "nothing*"])
+        find_runs([tmp_path / "nothing*"])
 
 
 @pytest.mark.parametrize(("reports", "train_kimg", "finished"), [(4, 4, True), (3, 4, False), (4, 4.03, True),
                                                                  (4, 4.1, False), (0, 4, False)])
 def test_finished(tmp_path, reports, train_kimg, finished):
     # A length of 4.03 kimg is not a whole number of batches of 64; one of 4.1 leaves whole batches undone.
-    assert results.read_run(write_run(tmp_path, [50] * reports, train_kimg=train_kimg)).finished == finished
+    assert RunFolder(write_run(tmp_path, [50] * reports, train_kimg=train_kimg)).read().finished == finished
 
 
 def test_a_killed_run(tmp_path):
@@ -44,11 +46,11 @@ def test_a_killed_run(tmp_path):
     log = path / "metrics.jsonl"
     whole = log.read_text()
     log.write_text(whole + whole.splitlines()[-1][:25])
-    run = results.read_run(path)
+    run = RunFolder(path).read()
     assert run.series("accuracy")[1].tolist() == [10, 20, 30]
-    assert not run.problems
+    assert run.problems == ["metrics.jsonl, line 4 is unreadable"]
     log.write_text(whole.replace('{"step": 2048', '{"step": x'))
-    run = results.read_run(path)
+    run = RunFolder(path).read()
     assert run.series("accuracy")[1].tolist() == [10, 30]
     assert run.problems == ["metrics.jsonl, line 2 is unreadable"]
 
@@ -57,7 +59,7 @@ def test_repeated_steps(tmp_path):
     path = write_run(tmp_path, [10, 20, 30])
     with open(path / "metrics.jsonl", "a") as file:  # continued from the checkpoint at 1 kimg
         file.write('{"step": 2048, "accuracy": 25}\n{"step": 3072, "accuracy": 35}\n')
-    steps, values = results.read_run(path).series("accuracy")
+    steps, values = RunFolder(path).read().series("accuracy")
     assert steps.tolist() == [1024, 2048, 3072]
     assert values.tolist() == [10, 25, 35]
 
@@ -72,9 +74,9 @@ def write_events(path, pairs):
 def test_event_files(tmp_path):
     path = write_run(tmp_path, [])
     (path / "metrics.jsonl").unlink()
-    assert results.read_run(path).problems == ["no reports yet"]
+    assert RunFolder(path).read().problems == ["no reports yet"]
     write_events(path, [(1024, 10.0), (2048, 20.0)])
-    run = results.read_run(path)
+    run = RunFolder(path).read()
     assert run.metrics == [{"step": 1024, "accuracy": 10.0}, {"step": 2048, "accuracy": 20.0}]
     assert not run.problems
 
@@ -82,16 +84,16 @@ def test_event_files(tmp_path):
 def test_unreadable_configuration(tmp_path):
     path = write_run(tmp_path, [10])
     (path / "args/args.json").write_text("{")
-    run = results.read_run(path)
+    run = RunFolder(path).read()
     assert "args.json is unreadable" in run.problems[0]
-    grid = results.summarise([run])
+    grid = tables.summarise([run])
     assert not grid.cells and "args.json" in grid.notes[0]
 
 
 def test_write_stats(tmp_path):
     path = write_run(tmp_path, [10, 20, 30], [0.3, 0.2, 0.1])
     (path / "stats/ece.json").write_text("old")
-    results.write_stats(results.read_run(path))
+    RunFolder(path).write_stats(METRICS)
     for name, last, middle in (("accuracy", 30, 20), ("ece", 0.1, 0.2)):
         assert json.loads((path / f"stats/{name}.json").read_text()) == {
             "last01": last, "last10": middle, "last20": middle, "last50": middle}
@@ -99,7 +101,7 @@ def test_write_stats(tmp_path):
 
 
 def cells(folder, **options):
-    return results.summarise(results.read_runs([folder]), **options)
+    return tables.summarise(read_runs([folder]), **options)
 
 
 def test_mean_and_std_over_seeds(tmp_path):
@@ -111,7 +113,7 @@ def test_mean_and_std_over_seeds(tmp_path):
     assert found.std == pytest.approx(7 ** 0.5)  # squares 9, 1, 4 over n - 1
     assert found.seeds == (1, 2, 3)
     assert not grid.notes
-    assert cells(tmp_path, metrics=["accuracy"]).cells["CSSL", ERROR._replace(metric="accuracy")].mean == \
+    assert cells(tmp_path, tags=["accuracy"]).cells["CSSL", ERROR._replace(metric="accuracy")].mean == \
         pytest.approx(92.5)
 
 
@@ -155,22 +157,22 @@ def test_devices_make_no_row_but_the_validation_set_does(tmp_path):
     lines = [json.loads(line) | {"accuracy/valid": 77.0} for line in (path / "metrics.jsonl").read_text().splitlines()]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert cells(tmp_path).rows == ("CSSL (valid=1)", "CSSL (valid=5000)")
-    assert "| 77.00 (1)" in invoke("accuracy_table", path, "--metric=accuracy/valid").stdout
-    assert "valid 5000 instead of 1" in invoke("accuracy_table", path, "--compare=paper").stdout
+    assert "| 77.00 (1)" in invoke("table", path, "--metric=accuracy/valid").stdout
+    assert "valid 5000 instead of 1" in invoke("table", path, "--compare=paper").stdout
 
 
 def test_comparison(tmp_path):
     for seed, error in ((1, 7.0), (2, 9.0)):
         write_run(tmp_path, [100 - error] * 64, dataset=f"cifar10.{seed}@40-1", train_kimg=64)
-    line, = results.compare(cells(tmp_path))
+    line, = tables.compare_with_paper(cells(tmp_path))
     assert line.difference == pytest.approx(8.0 - 6.5)
     assert line.within is True  # the paper's std is 0.90
     assert line.deviations == "train_kimg 64 instead of 65536"
-    line, = results.compare(cells(tmp_path, metrics=["accuracy"]))
+    line, = tables.compare_with_paper(cells(tmp_path, tags=["accuracy"]))
     assert (line.theirs.mean, line.difference) == (93.5, pytest.approx(-1.5))
-    line, = results.compare(cells(tmp_path), ("ablation",))
+    line, = tables.compare_with_paper(cells(tmp_path), ("ablation",))
     assert line.within is False  # 6.92 ± 0.34
-    line, = results.compare(cells(tmp_path, metrics=["ece"]))
+    line, = tables.compare_with_paper(cells(tmp_path, tags=["ece"]))
     assert line.theirs.mean == 0.032
 
 
@@ -185,13 +187,13 @@ def folder(tmp_path_factory):
 
 
 def test_extraction_scripts(command, folder):
-    done = invoke("extract_accuracy", folder / "cifar10*", folder / "svhn*")
+    done = invoke("extract", folder / "cifar10*", folder / "svhn*")
     assert len(done.stdout.splitlines()) == 5
     assert "unfinished: 1 of 4 kimg" in done.stdout
     ece = command("scripts/extract_ece.py", folder)
-    for run in results.find_runs([folder]):
+    for run in find_runs([folder]):
         assert json.loads((run / "stats/accuracy.json").read_text()) == \
-            results.medians(results.read_run(run).series("accuracy")[1])
+            medians(RunFolder(run).read().series("accuracy")[1])
         assert json.loads((run / "stats/ece.json").read_text())["last20"] == 0.1
         assert str(run) in ece.stdout
 
@@ -199,21 +201,21 @@ def test_extraction_scripts(command, folder):
 def test_extraction_from_event_files_and_without_numbers(tmp_path):
     path = write_run(tmp_path, [])
     (path / "metrics.jsonl").unlink()
-    done = invoke("extract_accuracy", path)
+    done = invoke("extract", path)
     assert done.code == 1 and "no accuracy to extract" in done.stderr
     write_events(path, [(1024, 10.0), (2048, 20.0)])
-    assert invoke("extract_accuracy", path).code == 0
+    assert invoke("extract", path).code == 0
     assert json.loads((path / "stats/accuracy.json").read_text())["last20"] == 15
 
 
 def test_table_formats(folder):
-    markdown = invoke("accuracy_table", folder).stdout
+    markdown = invoke("table", folder).stdout
     assert "| CSSL     | 5.50 ± 0.71 (2)" in markdown
     assert "LSMatch" in markdown and "unfinished (1 of 4 kimg)" in markdown
-    latex = invoke("accuracy_table", folder, "--format=latex", "--metric=accuracy,ece").stdout
+    latex = invoke("table", folder, "--format=latex", "--metric=accuracy,ece").stdout
     assert r"FixMatch & 89.50 $\pm$ 0.71 (2) & 0.100 $\pm$ 0.000 (2) \\" in latex
     assert [line[0] for line in latex.splitlines() if "unfinished" in line] == ["%"]
-    done = invoke("accuracy_table", folder, "--format=csv", "--seeds=1-3")
+    done = invoke("table", folder, "--format=csv", "--seeds=1-3")
     header, cssl, fixmatch = csv.reader(io.StringIO(done.stdout))
     assert header == ["method", *(f"cifar10, 40 labels, error %, {part}" for part in ("mean", "std", "seeds"))]
     assert (float(cssl[1]), float(fixmatch[1]), cssl[3]) == (5.5, 10.5, "2")
@@ -227,11 +229,11 @@ def test_table_beside_the_paper(command, folder):
     assert cssl[9] == "train_kimg 4 instead of 65536"
 
 
-@pytest.mark.parametrize(("flag", "message"), [("--metric=loss", "expected error, accuracy, ece"),
+@pytest.mark.parametrize(("flag", "message"), [("--metric=loss", "expected error, accuracy, ece, nll, brier, "),
                                                ("--seeds=one", "expected seeds such as 1-5")])
 def test_bad_table_arguments(folder, flag, message):
     with pytest.raises(UserError, match=message):
-        invoke("accuracy_table", folder, flag)
+        invoke("table", folder, flag)
 
 
 def test_no_runs(command, tmp_path):

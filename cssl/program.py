@@ -1,0 +1,35 @@
+"""What all programs of the project share: how they end, and how one runs another."""
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+from libml.errors import OptionError, UserError
+
+STOPPED = (130, 143)  # exit codes after SIGINT and SIGTERM: the state is saved, the same command continues
+
+
+def exit_on_user_error(main: Callable[[], int | None]) -> None:
+    """Runs a program's main function and exits; a UserError becomes one line on stderr and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter still gets the line
+    try:
+        sys.exit(main())
+    except UserError as error:
+        flag = "--" if isinstance(error, OptionError) else ""
+        print(f"error: {flag}{error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def run_program(command: list[str], **options) -> int:
+    """Runs a program to its end and returns its exit code; a signal to this one stops that one, which then saves."""
+    process: subprocess.Popen | None = None
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),  # a terminal sends it to both
+                signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate() if process else None)}
+    try:
+        process = subprocess.Popen(command, **options)
+        return process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,22 @@
+"""Commands around training: data, tables, figures, reports. TensorFlow starts only where images are computed."""
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from cssl.program import exit_on_user_error
+
+TOOLS = ("data", "extract", "inspect", "plot", "report", "reproduce", "sheets", "table")
+
+
+def console() -> None:
+    """Runs a tool, by the name of the installed command: cssl-<tool>."""
+    exit_on_user_error(importlib.import_module(f"{__name__}.{Path(sys.argv[0]).stem.removeprefix('cssl-')}").main)
+
+
+def parser(description: str | None, runs: bool = False) -> argparse.ArgumentParser:
+    """Returns a parser that shows a module's docstring; `runs` are what most tools read."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if runs:
+        made.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
+    return made

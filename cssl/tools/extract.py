@@ -1,0 +1,31 @@
+"""Writes stats/<metric>.json of runs: medians over the last 1, 10, 20, 50 reports.
+
+    cssl-extract RUN_OR_FOLDER_OR_GLOB … [--metric=accuracy]
+
+The numbers are those of the averaged model on the test set, from metrics.jsonl or, without it, from the event files.
+One line per run is printed; runs without numbers are named on stderr, and the exit code is then 1.
+"""
+import sys
+
+from cssl import tools
+from libml.metrics import METRICS
+from libml.run import RunFolder, find_runs
+
+
+def main(metric: str = "accuracy") -> int:
+    """Extracts one metric, by default the given one, of the runs on the command line."""
+    parser = tools.parser(__doc__, runs=True)
+    parser.add_argument("--metric", choices=tuple(METRICS), default=metric, help="default: %(default)s")
+    args = parser.parse_args()
+    failed = False
+    for path in find_runs(args.runs):
+        folder = RunFolder(path)
+        run, written = folder.read(), folder.write_stats([args.metric]).get(args.metric)
+        problems = run.problems + ([] if written else [f"no {args.metric} to extract"])
+        if written:
+            state = "" if run.finished else f"  unfinished: {run.progress()}"
+            print(f"{path}: " + " ".join(f"{key} {value:.4f}" for key, value in written.items()) + state)
+        for problem in problems:
+            print(f"warning: {path}: {problem}", file=sys.stderr)
+        failed |= not written
+    return int(failed)

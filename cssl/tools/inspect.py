@@ -1,0 +1,96 @@
+"""Shows what is in a dataset: shapes, classes, the labelled images, as text, JSON or a contact sheet.
+
+    cssl-inspect --dataset=cifar10.3@40-1 [--json] [--png=labelled.png]
+
+JSON: one object with labeled_indices (sorted), unlabeled_indices (all training images in the order of the unlabelled
+stream, the first num_valid of them being the validation set), num_valid, num_test, num_classes, class_counts (training
+images per class), labeled_class_counts, class_names, image_shape.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cssl import cli, tools
+from libml.datasets import GRAMMAR, parse_name
+from libml.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from libml.data import SSLData
+
+
+def describe(dataset: SSLData) -> dict:
+    """Returns the JSON object of a dataset."""
+    def counts(labels: np.ndarray) -> list[int]:
+        return np.bincount(labels[labels >= 0], minlength=dataset.num_classes).tolist()
+
+    return {
+        "dataset": dataset.name,
+        "image_shape": list(dataset.image_shape),
+        "num_train": len(dataset.labels),
+        "num_labeled": len(dataset.labeled),
+        "num_unlabeled": len(dataset.unlabeled),
+        "num_valid": dataset.num_valid,
+        "num_test": len(dataset.test_labels),
+        "num_classes": dataset.num_classes,
+        "class_names": dataset.class_names,
+        "class_counts": counts(dataset.labels),
+        "labeled_class_counts": counts(dataset.labeled_classes),
+        "valid_class_counts": counts(dataset.labels[dataset.valid]),
+        "test_class_counts": counts(dataset.test_labels),
+        "labeled_indices": sorted(dataset.labeled.tolist()),
+        "unlabeled_indices": dataset.order.tolist(),
+    }
+
+
+def contact_sheet(dataset: SSLData, max_per_class: int = 25) -> Figure:
+    """Plots the labelled images, one row per class."""
+    from libml import plots
+
+    rows = [np.asarray(dataset.images[np.sort(dataset.labeled[dataset.labeled_classes == c])[:max_per_class]])
+            for c in range(dataset.num_classes)]
+    return plots.plot_images(rows, dataset.class_names)
+
+
+def main() -> None:
+    """Prints or draws the dataset named on the command line."""
+    parser = tools.parser(__doc__)
+    parser.add_argument("--dataset", required=True, help=GRAMMAR)
+    parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")
+    parser.add_argument("--image_size", type=int, default=32, help="side to which folder images are resized")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--png", type=Path, help="write a contact sheet of the labelled images")
+    args = parser.parse_args()
+    parse_name(args.dataset)  # a wrong name needs no TensorFlow
+    cli.start_tensorflow()
+    from libml import data
+
+    dataset = data.load(args.dataset, args.data_dir, args.image_size)
+    for note in dataset.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    facts = describe(dataset)
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        size = "x".join(map(str, facts["image_shape"]))
+        print(f"{facts['dataset']}: {facts['num_train']} training images of {size}, {facts['num_classes']} classes")
+        print(f"  labelled {facts['num_labeled']}, unlabelled {facts['num_unlabeled']} (the labelled ones included), "
+              f"validation {facts['num_valid']}, test {facts['num_test']}")
+        print(f"  {'class':<20}{'train':>8}{'labelled':>10}{'valid':>8}{'test':>8}")
+        columns = (facts["class_counts"], facts["labeled_class_counts"], facts["valid_class_counts"],
+                   facts["test_class_counts"])
+        for name, *numbers in zip(facts["class_names"], *columns, strict=True):
+            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(name, *numbers))
+    if args.png:
+        try:
+            contact_sheet(dataset).savefig(args.png, dpi=150)
+        except (OSError, ValueError) as error:
+            raise UserError(f"Cannot write the contact sheet to {args.png} ({error}). "
+                            "Name a writable .png file.") from error
+        print(f"contact sheet: {args.png}", file=sys.stderr)

@@ -1,0 +1,57 @@
+"""Plots runs, as PNG and SVG.
+
+    cssl-plot curves       RUNS … [-o figures/curves] [--tags=error,ece]
+    cssl-plot reliability  RUNS … [-o figures/reliability]
+    cssl-plot pseudo       RUNS … [-o figures/pseudo]
+    cssl-plot classes      RUNS … [-o figures/classes]
+
+curves: learning curves, a panel per dataset and label number, a line per method, bands of one standard deviation over
+seeds. reliability: accuracy against confidence with the histogram of confidences, at the last report. pseudo: share of
+pseudo-labels used, their alpha, and their accuracy against the held-back true labels, over time. classes: predicted
+classes of the test images over time, and at the end beside the true ones.
+RUNS are run folders, folders above them, or globs.
+"""
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from cssl import tools
+from libml import plots
+from libml.errors import UserError
+from libml.run import Run, read_runs
+
+KINDS = ("curves", "reliability", "pseudo", "classes")
+MAX_PANELS = 12
+
+
+def plot(kind: str, runs: list[Run], tags: list[str]) -> Figure:
+    """Returns the figure of the given kind."""
+    if not runs:
+        raise UserError("None of the runs has a report yet: nothing to draw.")
+    if kind == "curves":
+        return plots.curves(runs, tags)
+    if kind == "pseudo":
+        return plots.curves(runs, plots.PSEUDO_LABEL_TAGS)
+    if len(runs) > MAX_PANELS:
+        raise UserError(f"{kind} draws a panel per run and got {len(runs)} runs; name at most {MAX_PANELS}.")
+    return plots.reliability(runs) if kind == "reliability" else plots.class_distribution(runs)
+
+
+def main() -> None:
+    """Plots the figure asked for on the command line."""
+    parser = tools.parser(__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
+    parser.add_argument("-o", "--output", type=Path, help="path without extension; default: figures/<kind>")
+    parser.add_argument("--tags", default="error", help="what `curves` shows: error, or tags of metrics.jsonl, with "
+                                                        "commas between")
+    args = parser.parse_args()
+    runs = read_runs(args.runs)
+    for run in runs:
+        for problem in run.problems:
+            print(f"warning: {run.path}: {problem}", file=sys.stderr)
+        if run.metrics and not run.finished:
+            print(f"warning: {run.path}: unfinished ({run.progress()})", file=sys.stderr)
+    figure = plot(args.kind, [run for run in runs if run.metrics], args.tags.split(","))
+    print("\n".join(map(str, plots.save(figure, args.output or Path("figures") / args.kind))))

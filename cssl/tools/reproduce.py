@@ -1,0 +1,196 @@
+"""Runs, prints or submits the runs behind the paper's tables; what is finished already is not run again.
+
+    cssl-reproduce --table=results|calibration|efficiency|ablation|barely|ups|all [--filter=cifar10.1@40]
+        [--dry_run | --slurm=jobs.sbatch] [--scale=512] [--dataset=digits@40] [--train_dir=experiments] [-- FLAGS]
+
+Without --dry_run or --slurm the runs follow one another; an interrupted one continues from its last checkpoint when the
+same command is given again. Each run trains in <train_dir>/kimg<length>, so that runs of different lengths stay apart
+and tables share the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are
+added to every command, or replace its own.
+
+--scale=F is a protocol for CPUs: lengths (and the cosine's horizon) divided by F, a WRN-10 of 16 filters, shorter
+averages of weights and batch statistics, some 25 reports per run; in <train_dir>/scaled-F. It keeps datasets, labels,
+seeds and all else, and its numbers are not the paper's. --dataset=NAME or NAME@LABELS puts another dataset (and label
+number) in place of all the paper's, for machines without their data: --scale=2048 --dataset=digits@40 needs no
+download. Equal runs are then made once.
+
+--table=ups_search lists the search behind the table `ups`: UPSMatch's two thresholds on validation images, seed 1
+(`cssl-table --metric=accuracy/valid` shows the outcome). The paper does not say what it chose: the table `ups`
+uses the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
+A full run is 2^20 updates; at some 5 s each (WRN-28-2 on two CPU cores) that is two months: use GPUs, or --scale.
+"""
+import dataclasses
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import cssl
+from cssl import cli, tools
+from cssl.program import STOPPED, run_program
+from libml import paper
+from libml.config import RunConfig
+from libml.datasets import parse_name
+from libml.errors import UserError
+from libml.run import RunFolder, write_text
+
+SMALLEST = min(kimg for table in paper.TABLES.values() for kimg in table.train_kimg.values())
+SEARCH_VALID = 5000  # the paper says "a separate validation set"
+
+SLURM = r"""#!/bin/bash
+# One task per run. Submit with: sbatch {path}
+# Before the time limit and when preempted, a run saves its state and its task queues itself again and continues.
+#SBATCH --job-name=cssl-{name}
+#SBATCH --array=0-{last}
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=32G
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%A_%a.out
+commands=(
+{commands}
+)
+SLURM_SUBMIT_DIR={folder} # where relative paths begin, wherever this is submitted
+STEP_OPTIONS=(--ntasks=1)
+eval "set -- ${{commands[$SLURM_ARRAY_TASK_ID]#python }}"
+{requeue}"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training run: the method's class name and the flags that are given."""
+
+    method: str
+    flags: tuple[tuple[str, object], ...]
+
+    def arguments(self) -> list[str]:
+        """Returns the arguments of `python`."""
+        return ["-m", f"cssl.{cssl.methods()[self.method]}", *(f"--{name}={value}" for name, value in self.flags)]
+
+    def __str__(self) -> str:
+        return "python " + shlex.join(self.arguments())
+
+    def config(self) -> RunConfig:
+        """Returns the run's configuration."""
+        return cli.configuration(cssl.method(self.method), self.arguments()[1:])
+
+    def is_finished(self) -> bool:
+        """Whether this run is on disk and has reached its end."""
+        config = self.config()
+        return RunFolder(config.folder()).finished(config) is not None
+
+
+def scaled(flags: dict, scale: int) -> dict:
+    """Shrinks a run to CPU size."""
+    lengths = {key: flags[key] // scale for key in ("train_kimg", "schedule_kimg") if key in flags}
+    report = lengths["train_kimg"] / 25
+    average = max(0.98, round(1 - 0.001 * scale, 3))  # in a short run a long average lags behind what was learned
+    return {**flags, **lengths, "report_kimg": report, "save_kimg": report, "filters": 16, "repeat": 1, "ema": average,
+            "bn_momentum": average}
+
+
+def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset: str | None = None,
+         extra: dict | None = None) -> list[Job]:
+    """Lists the runs behind a table, each once, row by row; `extra` flags are added or take the place of its own."""
+    found: dict[Job, None] = {}
+    name, _, labels = (dataset or "").partition("@")
+    for row in table.rows:
+        if row.method is None:
+            continue  # quoted from the literature
+        for column in row.cells:
+            for seed in table.seeds:
+                # A row's settings say how it differs from its neighbours; with this, a command speaks for itself.
+                flags = {} if row.method in paper.BASELINES else {"augment": paper.PROTOCOL["augment"]}
+                flags |= row.settings | {"train_kimg": table.train_kimg[column.dataset]}
+                if table.schedule_kimg:
+                    flags["schedule_kimg"] = table.schedule_kimg
+                if scale:
+                    flags = scaled(flags, scale)
+                flags |= extra or {}
+                place = {"dataset": parse_name(f"{name or column.dataset}.{seed}@{labels or column.labels}-1"),
+                         "train_dir": train_dir / (f"scaled-{scale}" if scale else "") / f"kimg{flags['train_kimg']}"}
+                found[Job(row.method, tuple({**place, **flags}.items()))] = None
+    return list(found)
+
+
+def search(found: list[Job]) -> list[Job]:
+    """Turns the runs of table `ups` into the search for UPSMatch's thresholds on a validation set."""
+    runs = [(dict(job.flags), parse_name(str(dict(job.flags)["dataset"]))) for job in found if job.method == "UPSMatch"]
+    return [Job("UPSMatch", tuple({**flags, "dataset": dataclasses.replace(name, valid=SEARCH_VALID),
+                                   "conf_p": confidence, "uncertainty_p": uncertainty}.items()))
+            for flags, name in runs if name.seed == 1
+            for confidence in (0.7, 0.95) for uncertainty in (0.1, 0.25, 0.5)]
+
+
+def parse_extra(flags: list[str]) -> dict[str, str]:
+    """Splits --name=value flags."""
+    matches = {flag: re.fullmatch(r"--(\w+)=(.*)", flag) for flag in flags}
+    for flag, match in matches.items():
+        if not match:
+            raise UserError(f"Malformed flag {flag!r} after `--`: expected --name=value.")
+    return {match[1]: match[2] for match in matches.values() if match}
+
+
+def run_all(todo: list[Job]) -> int:
+    """Runs one job after another; a failed one does not stop the rest, a signal does."""
+    failed = []
+    for number, job in enumerate(todo, 1):
+        print(f"[{number}/{len(todo)}] {job}", flush=True)
+        code = run_program([sys.executable, *job.arguments()])
+        if code in STOPPED:
+            return code
+        if code:
+            failed.append(job)
+    for job in failed:
+        print(f"failed: {job}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def main() -> int:
+    """Does what the command line says."""
+    own, given = sys.argv[1:], []
+    if "--" in own:
+        own, given = own[:own.index("--")], own[own.index("--") + 1:]
+    parser = tools.parser(__doc__)
+    parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all", "ups_search"))
+    parser.add_argument("--filter", default="", help="keep the commands that contain this text")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands of what is missing")
+    parser.add_argument("--slurm", nargs="?", type=Path, const=Path("reproduce.sbatch"), metavar="FILE",
+                        help="write a SLURM array script instead of running (default: %(const)s)")
+    parser.add_argument("--scale", type=int, help="divide lengths by this and use a small network")
+    parser.add_argument("--dataset", help="NAME or NAME@LABELS in place of the paper's datasets")
+    parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    args = parser.parse_args(own)
+    if args.scale is not None and not 2 <= args.scale <= SMALLEST:
+        raise UserError(f"--scale={args.scale} is out of range: expected 2 to {SMALLEST}, which leaves the shortest "
+                        "run 1 kimg.")
+    extra = parse_extra(given)
+    names = {"all": tuple(paper.TABLES), "ups_search": ("ups",)}.get(args.table, (args.table,))
+    found = list(dict.fromkeys(job for name in names
+                               for job in jobs(paper.TABLES[name], args.train_dir, args.scale, args.dataset, extra)))
+    if args.table == "ups_search":
+        found = search(found)
+    found = [job for job in found if args.filter in str(job)]
+    if not found:
+        raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
+                        "lists them.")
+    todo = [job for job in found if not job.is_finished()]
+    literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
+    notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
+    notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
+    print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
+    if args.slurm and todo:
+        lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
+        requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()
+        write_text(args.slurm, SLURM.format(path=args.slurm, name=args.table, last=len(todo) - 1, commands=lines,
+                                            folder=shlex.quote(os.getcwd()), requeue=requeue))
+        print(f"{args.slurm}: {len(todo)} tasks")
+    elif args.dry_run:
+        print("".join(f"{job}\n" for job in todo), end="")
+    elif not args.slurm:
+        return run_all(todo)
+    return 0

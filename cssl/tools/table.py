@@ -1,0 +1,61 @@
+"""Prints results over seeds as a table: rows are methods, columns dataset and labels; optionally beside the paper's.
+
+    cssl-table RUNS … [--metric=error,ece,nll/valid] [--format=markdown|latex|csv] [--seeds=1-5] [--compare=paper]
+                      [--table=efficiency] [--unfinished]
+
+A cell is mean ± standard deviation (of the sample, n - 1) over split seeds of the median of the last 20 reports, with
+the number of seeds in brackets. Unfinished runs, missing seeds and damaged files are named below the table (LaTeX: in
+comments, CSV: on stderr). --compare=paper prints one line per cell: ours, the paper's, the difference, whether it is
+within two of the paper's standard deviations, and every setting in which our runs differ from the paper's.
+"""
+import csv
+import sys
+
+from cssl import tools
+from libml import metrics, paper, tables
+from libml.errors import UserError
+from libml.run import read_runs
+
+
+def seed_list(text: str) -> list[int]:
+    """Parses 1-5 or 1,2,4."""
+    try:
+        seeds: list[int] = []
+        for item in text.split(","):
+            first, _, last = item.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
+        return seeds
+    except ValueError:
+        raise UserError(f"Malformed --seeds={text}: expected seeds such as 1-5 or 1,2,4.") from None
+
+
+def main() -> None:
+    """Prints the table asked for on the command line."""
+    parser = tools.parser(__doc__, runs=True)
+    parser.add_argument("--metric", default="error", help=f"one or more, with commas between, of {metrics.listed()}")
+    parser.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown")
+    parser.add_argument("--seeds", type=str, help="split seeds that should be there: 1-5 or 1,2,4")
+    parser.add_argument("--compare", choices=("paper",), help="put the paper's numbers beside ours")
+    parser.add_argument("--table", choices=tuple(paper.TABLES), help="compare with this table only")
+    parser.add_argument("--unfinished", action="store_true", help="include unfinished runs, as far as they got")
+    args = parser.parse_args()
+    tags = args.metric.split(",")
+    if not all(map(metrics.is_metric, tags)):
+        raise UserError(f"Unknown --metric={args.metric}: expected {metrics.listed()}; with commas between.")
+    seeds = seed_list(args.seeds) if args.seeds else ()
+    grid = tables.summarise(read_runs(args.runs), tags, seeds, args.unfinished)
+    notes = list(grid.notes)
+    if args.compare:
+        chosen = (args.table,) if args.table else tuple(paper.TABLES)
+        lines = tables.table_of_comparisons(tables.compare_with_paper(grid, chosen))
+    else:
+        lines = tables.numbers_of(grid) if args.format == "csv" else tables.table_of(grid)
+    if not grid.cells:
+        notes.append("no finished run: the table is empty")
+    if args.format == "csv":
+        csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
+        print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
+    elif args.format == "latex":
+        print("\n".join([tables.latex(lines), *(f"% {note}" for note in notes)]))
+    else:
+        print("\n".join([tables.markdown(lines), *([""] if notes else []), *(f"- {note}" for note in notes)]))

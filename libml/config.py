@@ -1,0 +1,355 @@
+"""What a run is: options, each declared once, and the configuration that is made of them. Needs no TensorFlow."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from libml.augment.spec import parse_augment
+from libml.datasets import GRAMMAR, DatasetName, parse_name
+from libml.errors import OptionError, UserError
+
+if TYPE_CHECKING:
+    from libml.data import SSLData
+    from libml.model import SSLModel
+
+CIRCUMSTANCE: dict[str, Any] = dict(named=False, fixed=False, row=False)  # where and how, not what is computed
+MAX_NAME = 250  # characters of a folder's name
+
+
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
+           choices: tuple = (), named: bool | None = None, fixed: bool = True, row: bool = True) -> Any:
+    """Declares one option of a dataclass of options.
+
+    Args:
+        default: also says the type: bool, int, float or str.
+        help: one line, with the paper's symbol.
+        low: smallest value.
+        high: largest value.
+        above: every value is larger than this.
+        choices: all values of an option that is a word.
+        named: whether the run folder's name has it: always, never, or (None) where it is not the default.
+        fixed: whether a run can only be continued with the same value.
+        row: whether runs that differ in it stand in different rows of a table.
+    """
+    return dataclasses.field(default=default, metadata={
+        "help": help, "low": low, "high": high, "above": above, "choices": choices, "named": named, "fixed": fixed,
+        "row": row})
+
+
+def expand(name: str, path: str) -> Path:
+    """Returns a path of the user's with ~ expanded; OptionError if that names nobody."""
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise OptionError(f"{name}={path}: there is no user {expanded.split(os.sep)[0][1:]!r}.")
+    return Path(expanded)
+
+
+def describe(options: type) -> dict[str, dataclasses.Field]:
+    """Returns the fields of a dataclass of options by name."""
+    return {field.name: field for field in dataclasses.fields(options)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What to train on and where files go."""
+
+    dataset: str = option("cifar10.1@4000-5000", f"dataset name: {GRAMMAR}", named=False, row=False)
+    data_dir: str = option("", "folder of the TFDS datasets; default $ML_DATA, else what TFDS uses", **CIRCUMSTANCE)
+    train_dir: str = option("./experiments", "folder for runs", **CIRCUMSTANCE)
+    rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **CIRCUMSTANCE)
+    image_size: int = option(32, "side to which the images of folder datasets are resized", low=8, high=4096)
+    whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
+    eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **CIRCUMSTANCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The network."""
+
+    arch: str = option("resnet", "network", choices=("resnet", "cnn13", "shake", "mcdropresnet"), named=True)
+    filters: int = option(32, "filters of the first stage: 32 is WRN-28-2, 128 WRN-28-8", low=1, named=True)
+    repeat: int = option(4, "residual blocks per stage", low=1, named=True)
+    scales: int = option(0, "stages, each at half the resolution; 0: ceil(log2(width)) - 2", low=0, named=True)
+    bn_momentum: float = option(0.999, "momentum of batch normalisation's moving statistics", low=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentOptions:
+    """Augmentation."""
+
+    augment: str = option("d.d.d", "labelled.weak.strong; weak: d default, m mirror, x none; strong: d CTAugment, ra, "
+                                   "rac, r<N>_<M>_<C>, x none", named=False)
+    adepth: int = option(2, "CTAugment: operations per image", low=1, high=100,
+                         named=False)
+    ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False)
+    adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How long to train and when to report; kimg = 1024 labelled images."""
+
+    train_kimg: float = option(65536.0, "length in kimg (65536 kimg = 2^20 updates of 64)", above=0, named=False,
+                               fixed=False)
+    schedule_kimg: float = option(0.0, "horizon of the learning rate's cosine in kimg; 0: the length of the run", low=0)
+    report_kimg: float = option(64.0, "kimg between reports: evaluation and log", above=0, named=False, row=False)
+    save_kimg: float = option(64.0, "kimg between checkpoints, on the grid of the reports", above=0, **CIRCUMSTANCE)
+    keep_ckpt: int = option(50, "how many checkpoints to keep", low=1, **CIRCUMSTANCE)
+    seed: int = option(0, "of initial weights, batches and augmentation (the split has its own, in the dataset's name)",
+                       low=0, high=2 ** 62, row=False)
+
+    def updates(self, batch: int) -> int:
+        """The number of updates."""
+        return math.ceil(self.train_kimg * 1024 / batch)
+
+    def report_updates(self, batch: int) -> int:
+        """Updates between reports."""
+        return max(1, round(self.report_kimg * 1024 / batch))
+
+    def save_updates(self, batch: int) -> int:
+        """Updates between checkpoints, a multiple of those between reports."""
+        grid = self.report_updates(batch)
+        return max(1, round(self.save_kimg * 1024 / batch / grid)) * grid
+
+    @property
+    def total_images(self) -> float:
+        """The schedule's horizon in labelled images."""
+        return (self.schedule_kimg or self.train_kimg) * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions:
+    """Devices, machines and precision."""
+
+    strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines "
+                           "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
+                           choices=("auto", "one", "mirrored", "multiworker"), **CIRCUMSTANCE)
+    num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
+                              "devices (with multiworker always one)", low=0, **CIRCUMSTANCE)
+    mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
+                                  choices=("off", "float16", "bfloat16"))
+    jit: bool = option(False, "compile forward and backward pass with XLA")
+    sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
+    deterministic: bool = option(False, "only operations that repeat bit by bit, also on GPUs (slower there)",
+                                 **CIRCUMSTANCE)
+
+
+GROUPS: dict[str, type] = {"data": DataOptions, "network": NetworkOptions, "augmentation": AugmentOptions,
+                           "training": TrainOptions, "scale": ScaleOptions}
+COMMON = {name: field for group in GROUPS.values() for name, field in describe(group).items()}
+
+
+def sets_row_apart(name: str) -> bool:
+    """Whether runs that differ in an option stand in different rows; those of a method do."""
+    return name != "method" and (name not in COMMON or COMMON[name].metadata["row"])
+
+
+def schedule_length(values: dict) -> float | None:
+    """Returns the length in kimg of a run's cosine: that of the run unless it has one of its own."""
+    return values.get("schedule_kimg") or values.get("train_kimg")
+
+
+def default_scales(width: int) -> int:
+    """Stages that bring images of this width down to feature maps of 8 pixels, or 5 to 7."""
+    return max(1, math.ceil(math.log2(width)) - 2)
+
+
+def _is_utf8(text: str) -> bool:
+    return not any(0xD800 <= ord(letter) < 0xE000 for letter in text)  # how Python shows other bytes
+
+
+def _checked(name: str, value: Any, field: Any) -> Any:
+    """Returns a value in the option's type; OptionError if it is of another one or out of range."""
+    kind, facts = type(field.default), field.metadata
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < 2 ** 53 else math.inf
+    if kind is not type(value):
+        raise OptionError(f"{name}={value!r}: expected {'text' if kind is str else kind.__name__}.")
+    if kind is str and not _is_utf8(value):
+        raise OptionError(f"{name}={value!a}: expected text in UTF-8.")
+    if facts["choices"] and value not in facts["choices"]:
+        raise OptionError(f"{name}={value}: expected {', '.join(facts['choices'])}.")
+    low, high, above = facts["low"], facts["high"], facts["above"]
+    if kind is float and not -math.inf < value < math.inf:
+        raise OptionError(f"{name}={value}: expected a finite number.")
+    if (above is not None and not value > above) or (low is not None and not value >= low) or (
+            high is not None and not value <= high):
+        if high is not None:
+            wanted = f"a number from {low:g} to {high:g}" if above is None else f"more than {above:g}, at most {high:g}"
+        elif above == 0 or low == 1:
+            wanted = "a positive number"
+        else:
+            wanted = f"{low:g} or more" if above is None else f"more than {above:g}"
+        raise OptionError(f"{name}={value}: expected {wanted}.")
+    return value
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run: the method, its hyperparameters and the options that all methods have.
+
+        RunConfig.of(CSSL, dataset="digits.1@40-1", batch=32).network.filters
+    """
+
+    method: type[SSLModel]
+    options: Any  # the method's own, an instance of `method.Options`
+    data: DataOptions
+    network: NetworkOptions
+    augmentation: AugmentOptions
+    training: TrainOptions
+    scale: ScaleOptions
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # options that the user has set
+    presets: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # options that a preset has set
+
+    @classmethod
+    def groups(cls, method: type[SSLModel]) -> dict[str, type]:
+        """Returns the option classes by the title of their group, the method's own first."""
+        return {f"{method.__name__} (symbols of the paper)": method.Options, **GROUPS}
+
+    @classmethod
+    def fields(cls, method: type[SSLModel]) -> dict[str, dataclasses.Field]:
+        """Returns all options of a method by name."""
+        return {name: field for group in cls.groups(method).values() for name, field in describe(group).items()}
+
+    @classmethod
+    def of(cls, method: type[SSLModel], *, train_steps: int | None = None, **given: Any) -> RunConfig:
+        """Makes a configuration: what is given, else presets of method and dataset, else defaults; all checked.
+
+        Args:
+            method: the class.
+            train_steps: length in updates, instead of `train_kimg`.
+            **given: options by name.
+        """
+        fields = cls.fields(method)
+        for name in given:
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, 1)
+                raise OptionError(f"{name}={given[name]!r}: {method.__name__} has no such option"
+                                  f"{f'; did you mean {near[0]}?' if near else '.'}")
+        values = {name: _checked(name, given.get(name, field.default), field) for name, field in fields.items()}
+        if train_steps is not None and "train_kimg" in given:
+            raise UserError("--train_steps and --train_kimg both say how long to train; give one of them.")
+        dataset = parse_name(values["dataset"])
+        if method.uses_all_labels:
+            dataset = dataclasses.replace(dataset, labels=None)
+            values["dataset"] = str(dataset)
+        by_dataset = dict(dataset.entry.presets)
+        if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
+            by_dataset.pop("wd", None)
+        presets = {name: value for name, value in {**method.presets(dataset.labels), **by_dataset}.items()
+                   if name in fields and name not in given}
+        values |= presets
+        if train_steps is not None:
+            if train_steps < 1:
+                raise OptionError(f"train_steps={train_steps}: expected a positive number.")
+            presets.pop("train_kimg", None)
+            values["train_kimg"] = train_steps * values["batch"] / 1024
+        width = values["image_size"] if dataset.folder or dataset.is_arrays else dataset.entry.width
+        values["scales"] = values["scales"] or default_scales(width)
+        return cls._from_values(method, values, frozenset(given), frozenset(presets))
+
+    @classmethod
+    def _from_values(cls, method: type[SSLModel], values: dict, given: frozenset[str] = frozenset(),
+                     presets: frozenset[str] = frozenset()) -> RunConfig:
+        groups = [kind(**{name: values[name] for name in describe(kind)}) for kind in cls.groups(method).values()]
+        options, data, network, augmentation, training, scale = groups
+        config = cls(method, options, data, network, augmentation, training, scale, given, presets)
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        """What one option alone does not tell."""
+        training, precision = self.training, self.scale.mixed_precision
+        if 0 < training.schedule_kimg < training.train_kimg:
+            raise OptionError(f"schedule_kimg={training.schedule_kimg} is shorter than --train_kimg="
+                              f"{training.train_kimg}: the cosine would end, and turn negative, before the run does.")
+        if self.method.needs_float32 and precision != "off":
+            raise OptionError(f"mixed_precision={precision}: {self.method.__name__} needs changes of a pixel that half "
+                              "precision rounds away; leave it off.")
+        parse_augment(self.augmentation.augment)
+        rerun = Path(self.data.rerun)
+        if not self.data.train_dir or rerun.is_absolute() or ".." in rerun.parts:
+            raise UserError(f"--train_dir={self.data.train_dir} --rerun={self.data.rerun}: expected a folder, and the "
+                            "name of a folder within it.")
+        for part in self.folder().parts:
+            if len(part.encode()) > 255:
+                raise UserError(f"The run folder's name {part[:60]}… has {len(part.encode())} bytes; file systems take "
+                                "255. Use shorter names.")
+
+    @property
+    def trusts_onednn(self) -> bool:
+        """Whether oneDNN computes this network right; TensorFlow has to be started without it otherwise.
+
+        Of strided 1x1 convolutions between channels that are not multiples of 16, its filter gradients are wrong at
+        random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512.
+        """
+        return self.network.filters % 16 == 0
+
+    @property
+    def dataset(self) -> DatasetName:
+        """The dataset's name, parsed."""
+        return parse_name(self.data.dataset)
+
+    def values(self) -> dict[str, Any]:
+        """Returns all options by name."""
+        groups = (self.options, self.data, self.network, self.augmentation, self.training, self.scale)
+        return {name: getattr(group, name) for group in groups for name in describe(type(group))}
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """Returns a copy with other values; nothing else changes."""
+        fields = self.fields(self.method)
+        values = self.values() | {name: _checked(name, value, fields[name]) for name, value in changes.items()}
+        return self._from_values(self.method, values, self.given | set(changes), self.presets - set(changes))
+
+    def with_data(self, data: SSLData) -> RunConfig:
+        """Returns the configuration for images that a Python program has at hand."""
+        values = self.values()
+        given = {name: values[name] for name in self.given} | {"train_kimg": self.training.train_kimg}
+        return self.of(self.method, **given | {"dataset": data.name, "image_size": data.image_shape[1]})
+
+    def to_json(self) -> str:
+        """Returns args.json."""
+        return json.dumps({"method": self.method.__name__, **self.values()}, indent=1)
+
+    @classmethod
+    def from_json(cls, method: type[SSLModel], stored: str | dict) -> RunConfig:
+        """Reads args.json, of another version too: options it does not have are at their defaults."""
+        found = json.loads(stored) if isinstance(stored, str) else stored
+        return cls._from_values(method, {name: _checked(name, found.get(name, field.default), field)
+                                         for name, field in cls.fields(method).items()})
+
+    def differences(self, stored: dict) -> dict[str, tuple[Any, Any]]:
+        """Returns what a stored configuration computes differently: name -> (stored, this)."""
+        fields, values = self.fields(self.method), self.values()
+        stored = {name: field.default for name, field in fields.items()} | stored
+        stored["schedule_kimg"], values["schedule_kimg"] = schedule_length(stored), schedule_length(values)
+        values["method"] = self.method.__name__
+        fixed = {name for name in {*stored, *values} if name not in fields or fields[name].metadata["fixed"]}
+        return {name: (stored.get(name), values.get(name)) for name in sorted(fixed)
+                if stored.get(name) != values.get(name)}
+
+    def folder(self) -> Path:
+        """Returns the folder of the run, laid out as the original's."""
+        name, spec, augmentation = self.dataset, parse_augment(self.augmentation.augment), self.augmentation
+        dataset = name.dataset
+        if name.folder:  # two folders of one name stay apart
+            path = expand("dataset", name.folder).resolve()
+            dataset = f"folder-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        labels = "all" if name.labels is None else name.labels
+        middle = f"Augment_{spec.strong}"
+        if spec.strong == "d":
+            middle = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
+        values = self.values()
+        settings = sorted(f"{option}{values[option]}" for option, field in self.fields(self.method).items()
+                          if field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
+                          and values[option] != field.default)
+        return (expand("train_dir", self.data.train_dir) / self.data.rerun /
+                f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{name.valid}".replace(os.sep, "_") / middle /
+                "_".join([self.method.__name__, *settings]).replace(os.sep, "_")[:MAX_NAME])

@@ -1,0 +1,165 @@
+"""Run folders: the lock, atomic files, recovery of reports, checkpoints by their files."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import ROOT
+
+from cssl.cssl import CSSL
+from libml import run
+from libml.config import RunConfig
+from libml.errors import UserError
+from libml.run import RunFolder
+
+HOLD = """
+import sys, time
+from libml.run import RunFolder
+with RunFolder(sys.argv[1]).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(folder) -> subprocess.Popen:
+    """A real process that holds the lock of a folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path):
+    process = hold(tmp_path)
+    try:
+        with pytest.raises(UserError, match=f"is being trained by process {process.pid} on .* since 20"):
+            with RunFolder(tmp_path).lock():
+                pass
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path, number):
+    process = hold(tmp_path)
+    process.send_signal(number)
+    process.wait()
+    assert (tmp_path / "lock.json").exists()
+    with RunFolder(tmp_path).lock():
+        assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_reused_process_number_is_not_the_holder(tmp_path):
+    with RunFolder(tmp_path).lock():
+        token = json.loads((tmp_path / "lock.json").read_text())
+    (tmp_path / "lock.json").write_text(json.dumps(token | {"started": "1"}))  # this process's number, another start
+    with RunFolder(tmp_path).lock():
+        pass
+
+
+def elsewhere(tmp_path) -> str:
+    return json.dumps({"process": 1, "started": "1", "machine": "another", "host": "node7", "since": "2026-01-01"})
+
+
+def test_a_living_process_of_another_machine_is_respected(tmp_path, monkeypatch):
+    """It cannot be seen from here, but its lock is renewed."""
+    monkeypatch.setattr(run, "SILENT_SECONDS", 20)
+    lock = tmp_path / "lock.json"
+    lock.write_text(elsewhere(tmp_path))
+    timer = threading.Timer(0.7, lambda: os.utime(lock, (1, 1)))
+    timer.start()
+    with pytest.raises(UserError, match="process 1 on node7 since 2026-01-01"):
+        with RunFolder(tmp_path).lock():
+            pass
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[1]"])
+def test_a_silent_lock_of_another_machine_or_a_damaged_one_is_taken_over(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(run, "SILENT_SECONDS", 1)
+    (tmp_path / "lock.json").write_text(elsewhere(tmp_path) if text is None else text)
+    with RunFolder(tmp_path).lock():
+        assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
+
+
+def test_the_lock_is_renewed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "BEAT_SECONDS", 0.05)
+    with RunFolder(tmp_path).lock():
+        os.utime(tmp_path / "lock.json", (1, 1))
+        deadline = time.monotonic() + 20
+        while (tmp_path / "lock.json").stat().st_mtime < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_of_many_that_take_over_a_stale_lock_one_at_a_time_holds_it(tmp_path):
+    """Threads of one process stand in for processes: the lock knows no difference until it asks who is alive."""
+    (tmp_path / "lock.json").write_text(json.dumps({"machine": run._machine(), "process": 0, "started": "0"}))
+    inside, most, entered = 0, 0, 0
+
+    def work():
+        nonlocal inside, most, entered
+        try:
+            with RunFolder(tmp_path).lock():
+                inside += 1
+                most, entered = max(most, inside), entered + 1
+                time.sleep(0.05)
+                inside -= 1
+        except UserError:
+            pass
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1 and entered >= 1
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "x.json"
+    run.write_text(path, "old")
+
+    def fail(file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="No space left on device"):
+        run.write_atomically(path, fail)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["x.json"]
+
+
+def test_claim_refuses_another_configuration_only_where_something_was_trained(tmp_path):
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=str(tmp_path))
+    folder = RunFolder(config.folder())
+    folder.claim(config, {})
+    other = config.replace(report_kimg=1.0)
+    folder.claim(other, {})  # nothing is lost
+    folder.add_report({"step": 64, "accuracy": 10.0, "ece": 0.1})
+    with pytest.raises(UserError, match="holds a run with report_kimg=1.0, this command says report_kimg=0.5"):
+        folder.claim(config, {})
+    for damage in ("[]", "null", "{", ""):
+        folder.args.write_text(damage)
+        with pytest.raises(UserError, match="not readable"):
+            folder.claim(config, {})
+
+
+def test_checkpoints_are_found_by_their_files(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.checkpoint_dir.mkdir()
+    for number in (64, 1024, 128, 256):
+        for ending in ("index", "data-00000-of-00001"):
+            (folder.checkpoint_dir / f"model.ckpt-{number}.{ending}").write_text("x")
+    (folder.checkpoint_dir / "model.ckpt-512.index").write_text("its data is missing")
+    (folder.checkpoint_dir / "checkpoint").write_text("garbage")
+    assert [os.path.basename(path) for path in folder.checkpoints()] == [
+        "model.ckpt-64", "model.ckpt-128", "model.ckpt-256", "model.ckpt-1024"]
+    folder.keep_checkpoints(2)
+    import tensorflow as tf
+
+    assert tf.train.latest_checkpoint(str(folder.checkpoint_dir)) == folder.checkpoint(1024)
+    assert folder.checkpoints() == [folder.checkpoint(256), folder.checkpoint(1024)]
