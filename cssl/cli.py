@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -127,6 +128,7 @@ def run(method: type[SSLModel], argv: list[str]) -> int:
 
     if config.data.eval_ckpt:
         return evaluate(config)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that is closed does not end training; train.log goes on
     try:
         experiment.train(config, environment=os.environ)
     except experiment.Interrupted as interrupted:

@@ -1,4 +1,5 @@
 """What all programs of the project share: how they end, and how one runs another."""
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,12 @@ def exit_on_user_error(main: Callable[[], int | None]) -> None:
         flag = "--" if isinstance(error, OptionError) else ""
         print(f"error: {flag}{error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:  # a path that no file system takes, a disk that fails
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run_program(command: list[str], **options) -> int:

@@ -23,7 +23,7 @@ class UPSMatch(SSLModel):
                                high=1, named=True)
         uncertainty_p: float = option(0.05, "kappa: largest standard deviation over the dropout passes", low=0, high=1,
                                       named=True)
-        mc_passes: int = option(8, "dropout passes over the weak images", low=1)
+        mc_passes: int = option(8, "dropout passes over the weak images", low=1, high=1000)
         dropout: float = option(0.3, "dropout rate, in these passes only", low=0, high=0.999)
 
     def unlabeled_loss(self, weak, strong, views, step):

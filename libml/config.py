@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libml.model import SSLModel
 
 CIRCUMSTANCE: dict[str, Any] = dict(named=False, fixed=False, row=False)  # where and how, not what is computed
+MAX_KIMG = 1e12
 MAX_NAME = 250  # characters of a folder's name
 
 
@@ -96,11 +97,14 @@ class AugmentOptions:
 class TrainOptions:
     """How long to train and when to report; kimg = 1024 labelled images."""
 
-    train_kimg: float = option(65536.0, "length in kimg (65536 kimg = 2^20 updates of 64)", above=0, named=False,
-                               fixed=False)
-    schedule_kimg: float = option(0.0, "horizon of the learning rate's cosine in kimg; 0: the length of the run", low=0)
-    report_kimg: float = option(64.0, "kimg between reports: evaluation and log", above=0, named=False, row=False)
-    save_kimg: float = option(64.0, "kimg between checkpoints, on the grid of the reports", above=0, **CIRCUMSTANCE)
+    train_kimg: float = option(65536.0, "length in kimg (65536 kimg = 2^20 updates of 64)", above=0, high=MAX_KIMG,
+                               named=False, fixed=False)
+    schedule_kimg: float = option(0.0, "horizon of the learning rate's cosine in kimg; 0: the length of the run", low=0,
+                                  high=MAX_KIMG)
+    report_kimg: float = option(64.0, "kimg between reports: evaluation and log", above=0, high=MAX_KIMG, named=False,
+                                row=False)
+    save_kimg: float = option(64.0, "kimg between checkpoints, on the grid of the reports", above=0, high=MAX_KIMG,
+                              **CIRCUMSTANCE)
     keep_ckpt: int = option(50, "how many checkpoints to keep", low=1, **CIRCUMSTANCE)
     seed: int = option(0, "of initial weights, batches and augmentation (the split has its own, in the dataset's name)",
                        low=0, high=2 ** 62, row=False)

@@ -1,7 +1,8 @@
 """Where a run computes: one device, all devices of a machine, or several machines; and what its processes agree on."""
-import faulthandler
 import json
+import os
 import re
+import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,15 @@ from libml.errors import UserError
 from libml.slurm import slurm_cluster
 
 START_SECONDS = 600
+_WATCHDOG = """
+import os, sys, time
+parent, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+while os.getppid() == parent:
+    time.sleep(0.2)
+    if time.monotonic() > end:
+        print(sys.argv[3], file=sys.stderr, flush=True)
+        os.kill(parent, 9)
+"""
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
 
 
@@ -114,12 +124,15 @@ def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
         tf.train.ClusterSpec(cluster["cluster"]), task_type=task["type"], task_id=int(task["index"]),
         num_accelerators={"GPU": gpus}, rpc_layer="grpc")
     print(f"Waiting up to {START_SECONDS} s for all of {cluster['cluster']}", file=sys.stderr, flush=True)
-    # TensorFlow would wait for an hour, deaf to signals and holding Python's lock; faulthandler needs no lock.
-    faulthandler.dump_traceback_later(START_SECONDS, exit=True)
+    message = (f"error: Not all processes of {cluster['cluster']} appeared within {START_SECONDS} s. Start them all, "
+               "with addresses that they can reach.")
+    # TensorFlow would wait for an hour, deaf to signals and holding Python's lock: only another process can end it.
+    watchdog = subprocess.Popen([sys.executable, "-c", _WATCHDOG, str(os.getpid()), str(START_SECONDS), message])
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        watchdog.kill()
+        watchdog.wait()
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:

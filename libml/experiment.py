@@ -31,6 +31,7 @@ from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_second
 
 __all__ = ["Evaluation", "Interrupted", "Result", "build", "evaluate", "find_checkpoint", "load", "train"]
 
+PAPER_KIMG = 65536
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
 
 
@@ -186,6 +187,9 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     log(f"  length: {images / 1024:.12g} kimg = {images} labelled images = {trainer.total_updates} updates = "
         f"{images / len(data.labeled):.1f} epochs of the labelled images{unlabeled}; a report every "
         f"{trainer.report_updates} updates")
+    if config.training.train_kimg > PAPER_KIMG:
+        log(f"  note: that is {config.training.train_kimg / PAPER_KIMG:g} times the length of the paper's runs, whose "
+            f"2^20 updates of 64 images are --train_kimg={PAPER_KIMG}")
     log(f"  network: {config.network.arch}, {models.count_weights(model.network):,} weights")
     log(f"  files: {trainer.folder.path}")
 
@@ -195,6 +199,10 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
     medians = trainer.folder.write_stats(METRICS)
     reports, path = len(trainer.folder.read().metrics), shlex.quote(str(trainer.folder.path))
     trainer.log(f"Finished after {trainer.updates} updates; this process took {format_seconds(seconds)}.")
+    if not medians:
+        trainer.log(f"warning: the reports of this run are lost: {trainer.folder.reports} has none. "
+                    f"`--eval_ckpt={path}` evaluates its checkpoints.")
+        return
     trainer.log(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
                 f"{len(trainer.data.test_labels)} test images): accuracy {medians['accuracy']['last20']:.2f} %, ECE "
                 f"{medians['ece']['last20']:.4f}")

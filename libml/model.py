@@ -255,7 +255,7 @@ class SSLModel(_KerasModel):
             prior = np.array([float(part) for part in self.options.p_unlabeled.split(",")], np.float32)
         except ValueError:
             prior = np.zeros(0, np.float32)
-        if prior.shape != (self.num_classes,) or (prior < 0).any() or prior.sum() <= 0:
+        if prior.shape != (self.num_classes,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf:
             raise ValueError(f"p_unlabeled is {self.options.p_unlabeled!r}; expected {self.num_classes} non-negative "
                              "numbers separated by commas, one per class.")
         return prior / prior.sum()
@@ -505,9 +505,9 @@ class SSLModel(_KerasModel):
         return tf.cast(logits, tf.float32)
 
     def call(self, images, training=False):
-        """Logits of the evaluated model; `fit` and `predict` of Keras call this."""
+        """Logits of the evaluated model, of bytes or of floats in [-1, 1]; `fit` and `predict` of Keras call this."""
         del training
-        return self.infer(images)
+        return self.infer(augment.to_float(images) if images.dtype == "uint8" else images)
 
     def checkpoint_items(self) -> dict:
         """Returns everything that the rest of a training run depends on, as trackable objects."""

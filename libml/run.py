@@ -189,12 +189,15 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
 
 
 def _read_events(folder: Path) -> dict[int, dict]:
+    files = sorted(folder.glob("events.out.tfevents.*"))  # named by time
+    if not files:
+        return {}
     # Slow to import, and needed only where metrics.jsonl is absent or damaged.
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 
     reports: dict[int, dict] = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):  # named by time
+    for path in files:
         with suppress(Exception):  # the loader raises many types for damaged files; what came before counts
             for event in event_file_loader.EventFileLoader(str(path)).Load():
                 for value in event.summary.value:
@@ -217,6 +220,7 @@ class RunFolder:
         self.reports = self.path / "metrics.jsonl"
         self.log_file = self.path / "train.log"
         self.lock_file = self.path / "lock.json"
+        self._held = False
 
     # Configuration.
 
@@ -269,7 +273,7 @@ class RunFolder:
         damages = [""]
         if self.reports.exists():
             reports, damages = _read_log(self.reports)
-        if damages:
+        if damages or not reports:
             reports = {**_read_events(self.checkpoint_dir), **reports}
             problems += filter(None, damages)
         if not reports:
@@ -278,6 +282,9 @@ class RunFolder:
 
     def add_report(self, report: dict) -> None:
         """Appends a report."""
+        if self._held and not self.lock_file.exists():
+            raise UserError(f"{self.path} was moved or deleted while it was trained. Bring it back, and the same "
+                            "command continues it.")
         with writing(self.reports), self.reports.open("a", encoding="utf-8") as file:
             file.write(json.dumps(report) + "\n")
 
@@ -380,9 +387,11 @@ class RunFolder:
                     os.utime(self.lock_file)
 
         threading.Thread(target=beat_on, daemon=True, name="run lock").start()
+        self._held = True
         try:
             yield
         finally:
+            self._held = False
             ended.set()
             with suppress(OSError):
                 if self.lock_file.read_text() == text:

@@ -209,6 +209,10 @@ def folder_source(path: Path, image_size: int, data_dir: Path, seed: int) -> Sou
     location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
     arrays, meta = cache.read_or_build(location, lambda writer: _decode_folder(path, files, image_size, writer))
     names, notes = meta["class_names"], list(meta["notes"])
+    loose = [str(file) for part in ("train", "test") for file in path.glob(f"{part}/*") if _is_image(file)]
+    if loose:
+        notes.append(f"{len(loose)} images are in no class folder and are not used: {', '.join(sorted(loose)[:3])}"
+                     f"{', …' if len(loose) > 3 else ''}")
     images, labels = arrays["images"], np.array(arrays["labels"])
     test_images, test_labels = arrays["test_images"], arrays["test_labels"]
     if len(names) < 2:
@@ -255,8 +259,13 @@ def _list_folder(path: Path) -> dict[str, list[tuple[str, Path]]]:
     return parts
 
 
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+
+
 def _image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    """The images below a folder; hidden files, which systems leave behind, are none."""
+    return sorted(filter(_is_image, folder.rglob("*")))
 
 
 def _decode_file(file: Path, size: int) -> np.ndarray | None:

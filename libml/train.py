@@ -59,7 +59,6 @@ def _signals() -> Iterator[list[int]]:
         yield received
         return
     previous = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
-    previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal is gone: train.log goes on
     try:
         yield received
     finally:
