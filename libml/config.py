@@ -25,7 +25,8 @@ MAX_NAME = 250  # characters of a folder's name
 
 
 def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
-           choices: tuple = (), named: bool | None = None, fixed: bool = True, row: bool = True) -> Any:
+           choices: tuple = (), named: bool | None = None, fixed: bool = True, row: bool = True, local: bool = False,
+           needs: str = "") -> Any:
     """Declares one option of a dataclass of options.
 
     Args:
@@ -38,10 +39,13 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
         named: whether the run folder's name has it: always, never, or (None) where it is not the default.
         fixed: whether a run can only be continued with the same value.
         row: whether runs that differ in it stand in different rows of a table.
+        local: whether the processes of one run may have different values.
+        needs: what a method must use for it to have an effect: "unlabelled images", "alignment" or
+            "CTAugment"; "" for an effect with every method.
     """
     return dataclasses.field(default=default, metadata={
         "help": help, "low": low, "high": high, "above": above, "choices": choices, "named": named, "fixed": fixed,
-        "row": row})
+        "row": row, "local": local, "needs": needs})
 
 
 def expand(name: str, path: str) -> Path:
@@ -62,8 +66,9 @@ class DataOptions:
     """What to train on and where files go."""
 
     dataset: str = option("cifar10.1@4000-5000", f"dataset name: {GRAMMAR}", named=False, row=False)
-    data_dir: str = option("", "folder of the TFDS datasets; default $ML_DATA, else what TFDS uses", **CIRCUMSTANCE)
-    train_dir: str = option("./experiments", "folder for runs", **CIRCUMSTANCE)
+    data_dir: str = option("", "folder of the TFDS datasets; default $ML_DATA, else what TFDS uses", local=True,
+                           **CIRCUMSTANCE)
+    train_dir: str = option("./experiments", "folder for runs", local=True, **CIRCUMSTANCE)
     rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **CIRCUMSTANCE)
     image_size: int = option(32, "side to which the images of folder datasets are resized", low=8, high=4096)
     whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
@@ -87,10 +92,11 @@ class AugmentOptions:
 
     augment: str = option("d.d.d", "labelled.weak.strong; weak: d default, m mirror, x none; strong: d CTAugment, ra, "
                                    "rac, r<N>_<M>_<C>, x none", named=False)
-    adepth: int = option(2, "CTAugment: operations per image", low=1, high=100,
-                         named=False)
-    ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False)
-    adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False)
+    adepth: int = option(2, "CTAugment: operations per image", low=1, high=100, named=False,
+                         needs="CTAugment")
+    ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False,
+                        needs="CTAugment")
+    adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False, needs="CTAugment")
 
 
 @dataclass(frozen=True, kw_only=True)

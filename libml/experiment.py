@@ -102,8 +102,9 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
     with distribute.watch(strategy):
         distribute.check_jit(config.scale, strategy.num_replicas_in_sync)
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
+        fields = config.fields(config.method)
         distribute.check_same(strategy, {name: value for name, value in config.values().items()
-                                         if name not in ("data_dir", "train_dir")})
+                                         if not fields[name].metadata["local"]})
         group = distribute.ProcessGroup(strategy)
         with group.errors_stop_all():
             if data is None:
@@ -114,7 +115,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
             if not tf.config.list_physical_devices("GPU"):
                 memory.check(config, data.image_shape)
             with strategy.scope():
-                model = _or_user_error(build, config, data)
+                model = _build(config, data)
         trainer = Trainer(model, data, config, folder, strategy, hooks, group)
         with trainer.claimed(environment_facts()):
             _announce(trainer, config)
@@ -127,7 +128,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
         return Result(model, data, folder, folder.read())
 
 
-def _or_user_error(build, config: RunConfig, data: SSLData) -> SSLModel:
+def _build(config: RunConfig, data: SSLData) -> SSLModel:
     try:
         return build(config, data)
     except UserError:
@@ -150,18 +151,15 @@ def environment_facts() -> dict:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": " ".join(sys.argv)}
 
 
-def _ignored_options(model: SSLModel) -> dict[str, str]:
-    """Returns the options that every method has but this model does not use, and why."""
+def _lacks(model: SSLModel) -> dict[str, str]:
+    """Returns what this model does not do of all that an option may need, and why."""
     name, strong = type(model).__name__, model.uses_unlabeled and model.views_per_image[1] > 0
-    ignored: dict[str, str] = {}
-    if not model.augmenter.learns_rates or not strong:
-        reason = f"{name} has no strong views" if not strong else "it belongs to CTAugment"
-        ignored |= dict.fromkeys(("adepth", "ath", "adecay"), reason)
-    if not model.uses_alignment:
-        ignored["p_unlabeled"] = f"{name} does not align its predictions"
-    if not model.uses_unlabeled:
-        ignored |= dict.fromkeys(("uratio", "wu", "K"), f"{name} uses no unlabelled images")
-    return ignored
+    lacks = {"CTAugment": "it belongs to CTAugment" if strong else f"{name} has no strong views",
+             "alignment": f"{name} does not align its predictions",
+             "unlabelled images": f"{name} uses no unlabelled images"}
+    does = {"CTAugment": strong and model.augmenter.learns_rates, "alignment": model.uses_alignment,
+            "unlabelled images": model.uses_unlabeled}
+    return {need: reason for need, reason in lacks.items() if not does[need]}
 
 
 def _announce(trainer: Trainer, config: RunConfig) -> None:
@@ -169,10 +167,10 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     model, data, log, values = trainer.model, trainer.data, trainer.log, config.values()
     for note in data.notes:
         log(f"warning: {note}")
-    fields = config.fields(config.method)
-    for name, reason in _ignored_options(model).items():
-        if name in fields and values[name] != fields[name].default:
-            log(f"warning: --{name} has no effect: {reason}.")
+    lacks = _lacks(model)
+    for name, field in config.fields(config.method).items():
+        if field.metadata["needs"] in lacks and values[name] != field.default:
+            log(f"warning: --{name} has no effect: {lacks[field.metadata['needs']]}.")
     log(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, {len(data.unlabeled)} unlabelled, "
         f"{data.num_valid} validation, {len(data.test_labels)} test images of {'x'.join(map(str, data.image_shape))}, "
         f"{data.num_classes} classes")
@@ -257,7 +255,7 @@ def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
 def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None) -> Evaluation:
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
     data = load(config) if data is None else data
-    model = _or_user_error(build, config, data)
+    model = _build(config, data)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage

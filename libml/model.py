@@ -155,12 +155,14 @@ class SharedOptions:
     """Hyperparameters that all methods have."""
 
     batch: int = option(64, "B: labelled images per update", low=1, named=True)
-    uratio: int = option(7, "mu: unlabelled images per labelled one", low=1, named=True)
+    uratio: int = option(7, "mu: unlabelled images per labelled one", low=1, named=True,
+                        needs="unlabelled images")
     lr: float = option(0.03, "eta: initial learning rate; falls as cos(7 pi t / 16), t from 0 to 1 over the run",
                        above=0, named=True)
     wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over the kernels", low=0, named=True)
     ema: float = option(0.999, "decay of the average of the weights that is evaluated", low=0, high=1)
-    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated; uniform by default")
+    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated; uniform by default",
+                             needs="alignment")
 
 
 class SSLModel(_KerasModel):
@@ -195,8 +197,9 @@ class SSLModel(_KerasModel):
     class Options(SharedOptions):
         """Hyperparameters of FixMatch and its relatives."""
 
-        wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True)
-        K: int = option(1, "strong views per unlabelled image", low=1)
+        wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True,
+                           needs="unlabelled images")
+        K: int = option(1, "strong views per unlabelled image", low=1, needs="unlabelled images")
 
     def __new__(cls, *args, **kwargs):
         # Help and configurations need the classes of all methods, but not Keras, which takes seconds to import: it
