@@ -59,10 +59,6 @@ def load(config: RunConfig) -> SSLData:
 
 def build(config: RunConfig, data: SSLData) -> SSLModel:
     """Builds network, augmenter and model, for the strategy in whose scope this is called."""
-    if not config.trusts_onednn and distribute.onednn_is_on():
-        raise UserError(f"filters={config.network.filters}: oneDNN, which TensorFlow uses here, computes some "
-                        "gradients wrong unless channels are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before "
-                        "TensorFlow is imported, or choose such a number.")
     network, augmentation, scale, seed = config.network, config.augmentation, config.scale, config.training.seed
     statistics = None
     if config.data.whiten:
@@ -97,6 +93,10 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
+    if not config.trusts_onednn and distribute.onednn_is_on():
+        raise UserError(f"filters={config.network.filters}: oneDNN, which TensorFlow uses here, computes some "
+                        "gradients wrong unless channels are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before "
+                        "TensorFlow is imported, or choose such a number.")
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):

@@ -212,7 +212,6 @@ class SSLModel(_KerasModel):
                  total_images: float = 65536 << 10, seed: int = 0, image_statistics=None, loss_scaling: bool = False,
                  jit: bool = False, set_sizes: tuple[int, int] = (0, 0)):
         super().__init__(name=type(self).__name__.lower())
-        _warn_of_onednn(network)
         self.network, self.num_classes = network, num_classes
         self.augmenter: Any = augmenter
         self.options: Any = options or self.Options()
@@ -446,6 +445,7 @@ class SSLModel(_KerasModel):
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
 
     def _gradients(self, views: dict, state: TrainState) -> dict:
+        _warn_of_onednn(self.network)
         views = dict(views)
         views.pop("probe", None)
         held_back = views.pop("unlabeled_label", None)

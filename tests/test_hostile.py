@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import keras
@@ -203,9 +204,14 @@ def test_a_python_user_is_told_of_onednn(monkeypatch, tmp_path):
         return keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(filters, 3), keras.layers.Flatten(),
                                  keras.layers.Dense(4)])
 
+    views = {name: tf.zeros([4, 8, 8, 3]) for name in ("labeled", "weak", "strong")} | {"label": tf.range(4)}
+    narrow, wide = CSSL(own(12), 4), CSSL(own(16), 4)
+    narrow.predict(np.zeros((1, 8, 8, 3), np.float32), verbose=0)  # no gradients, no warning
     with pytest.warns(UserWarning, match="convolutions with 12 channels: oneDNN"):
-        CSSL(own(12), 4)
-    CSSL(own(16), 4)  # a warning would be an error here
+        narrow.train_on_views(views)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wide.train_on_views(views)
 
 
 # Two processes, damaged folders, full disks, lost terminals.
@@ -328,6 +334,10 @@ def test_evaluation_says_what_it_evaluates(run, capsys):
     assert code == 2 and "--filters=32 contradicts" in error and "filters=8" in error
     assert cli.run(CSSL, ["cssl.py", f"--eval_ckpt={run}", "--dataset=digits.2@80-1"]) == 0
     assert "CSSL on digits.2@80-1, 32 updates" in capsys.readouterr().out
+
+
+def test_evaluation_needs_no_gradients_and_so_may_use_onednn(run, command):
+    assert "32 updates" in command("cssl.py", f"--eval_ckpt={run}").stdout
 
 
 def test_a_length_that_is_not_the_papers_is_said(tmp_path):
