@@ -374,6 +374,27 @@ def test_next_commands_can_be_pasted(tmp_path, capsys):
     assert Path(shlex.split(line)[1]).is_dir()
 
 
+@pytest.mark.slow
+def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
+    """A full disk, then a folder that another process holds: exit code 2 everywhere, so that no job queues again."""
+    from test_scale import Workers
+
+    arguments = ["cssl.py", *FLAGS, "--train_steps=16", f"--train_dir={tmp_path / 'runs'}"]
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # inherited; the chief alone writes
+    try:
+        workers = Workers(2, tmp_path / "full", *arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert workers.codes(120) == [2, 2], workers.output(0) + workers.output(1)
+    assert "Cannot write" in workers.output(0) and "Worker 0 met an error" in workers.output(1)
+    with RunFolder(find_runs([tmp_path / "runs"])[0]).lock():
+        workers = Workers(2, tmp_path / "held", *arguments)
+        assert workers.codes(120) == [2, 2]
+    assert f"is being trained by process {os.getpid()}" in workers.output(0)
+    assert "Worker 0 met an error" in workers.output(1)
+
+
 def test_a_peer_that_never_appears_is_one_line():
     """The wait is TensorFlow's and deaf; another process ends it. Two seconds here instead of ten minutes."""
     code = ("from cssl import cli; cli.start_tensorflow(); from libml import distribute, config; "
