@@ -107,6 +107,11 @@ def tfds_version_dir(tfds_name: str, data_dir: Path) -> Path | None:
     return max(versions, key=_version, default=None)
 
 
+def cache_folder(name: str, version_dir: Path) -> Path:
+    """Returns where the decoded images of a prepared TFDS dataset are, or will be."""
+    return version_dir / f"{CACHE_NAME}-{name}"
+
+
 def tfds_source(name: str, data_dir: Path) -> Source:
     """Returns one of the paper's datasets; the first call decodes it into a cache beside the TFDS files."""
     dataset = DATASETS[name]
@@ -115,7 +120,7 @@ def tfds_source(name: str, data_dir: Path) -> Source:
         raise UserError(f"No data for {name}: {data_dir / dataset.tfds_name} holds no prepared TFDS dataset. Run "
                         f"`cssl-data {name} --data_dir={data_dir}` on a machine with a network,"
                         " or name the folder that has it with --data_dir or $ML_DATA.")
-    folder = version_dir / f"{CACHE_NAME}-{name}"
+    folder = cache_folder(name, version_dir)
     arrays, meta = cache.read_or_build(folder, lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer))
     num_classes = len(meta["class_names"])
     return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"], meta["class_names"],

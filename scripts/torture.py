@@ -15,10 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 from cssl import cli
 from cssl.program import exit_on_user_error
+from cssl.tools.doctor import checkpoint_contents, differing_bits
 from libml.errors import UserError
 from libml.run import RunFolder, find_runs, write_text
 
@@ -77,17 +76,6 @@ def finish(train_dir: Path, updates: int) -> RunFolder:
     return RunFolder(path)
 
 
-def contents(run: RunFolder) -> dict[str, bytes]:
-    """Everything that must be equal: variables of the last checkpoint, reports but for the clock."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(run.checkpoints()[-1])
-    found = {name: np.asarray(reader.get_tensor(name)).tobytes() for name in reader.get_variable_to_shape_map()
-             if "save_counter" not in name and name != "_CHECKPOINTABLE_OBJECT_GRAPH"}
-    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().metrics]
-    return found | {"reports": json.dumps(reports).encode()}
-
-
 def main() -> int:
     """Does what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,10 +98,7 @@ def main() -> int:
         write_text(state, json.dumps(kills))
         reports = len(RunFolder(find_runs([killed])[0]).read().metrics) if list(killed.rglob("args.json")) else 0
         print(f"kill {number + 1} of {args.kills} ({kind}): {reports} of {args.updates // 16} reports", flush=True)
-    found, wanted = contents(finish(killed, args.updates)), contents(whole)
-    different = sum(int(np.unpackbits(np.frombuffer(a, np.uint8) ^ np.frombuffer(b, np.uint8)).sum())
-                    if len(a := found.get(name, b"")) == len(b := wanted[name]) else 8 * len(b) for name in wanted)
-    size = 8 * sum(map(len, wanted.values()))
+    different, size = differing_bits(checkpoint_contents(finish(killed, args.updates)), checkpoint_contents(whole))
     print(f"{sum(kills.values())} kills ({', '.join(f'{count} at {kind}' for kind, count in kills.items())}): "
           f"{different} of {size} bits differ")
     return int(different > 0)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from test_augment_ops import real_images
 
+from cssl.tools import doctor
 from libml.augment import (
     OPS,
     RAND_OPS,
@@ -426,38 +427,7 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     graph = step.get_concrete_function(
         tf.TensorSpec([16, 32, 32, 3], tf.uint8), tf.TensorSpec([2], tf.int32), tf.TensorSpec([16, 10]),
         tf.TensorSpec([16], tf.int32)).graph
-    definition = graph.as_graph_def()
-    functions = {f.signature.name: f for f in definition.library.function}
-    outside, inside = [], []
-
-    def walk(nodes, place: list) -> None:
-        for node in nodes:
-            place.append(node)
-            for attribute in node.attr.values():
-                for called in [*([attribute.func] if attribute.func.name else []), *attribute.list.func]:
-                    function = functions[called.name]
-                    walk(function.node_def, inside if function.attr["_XlaMustCompile"].b else place)
-
-    walk(definition.node, outside)
-    return outside, inside
-
-
-@functools.cache
-def kernels_of(op: str) -> list:
-    """All kernels that this build of TensorFlow registers for an op type."""
-    from tensorflow.python.framework import kernels
-
-    return list(kernels.get_registered_kernels_for_op(op).kernel)
-
-
-def devices_of(node) -> set[str]:
-    """Device types with a registered kernel for the node's op and types."""
-
-    def fits(kernel) -> bool:
-        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
-                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
-
-    return {kernel.device_type for kernel in kernels_of(node.op) if fits(kernel)}
+    return doctor.nodes_by_place(graph.as_graph_def())
 
 
 @pytest.mark.parametrize("spec", ["d.d.d", "m.d.rac", "d.m.x"])
@@ -467,13 +437,13 @@ def test_everything_runs_on_a_gpu(spec):
     assert {node.op for node in outside} <= OUTSIDE and {node.op for node in inside} <= INSIDE
     # The lists above were made with kernels registered for GPUs; a build without any cannot check them again.
     matmul = tf.compat.v1.NodeDef(op="MatMul", attr={"T": tf.compat.v1.AttrValue(type=tf.float32.as_datatype_enum)})
-    if "GPU" not in devices_of(matmul):
+    if "GPU" not in doctor.devices_of(matmul):
         pytest.skip("op types checked; this build of TensorFlow has no GPU kernels to look up")
     for node in outside:
         wanted = {"GPU", "DEFAULT"} if node.op in PLUMBING else {"GPU"}
-        assert devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
+        assert doctor.devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
     for node in inside:
-        assert "XLA_GPU_JIT" in devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"
+        assert "XLA_GPU_JIT" in doctor.devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"
 
 
 @pytest.mark.parametrize("augment", ["d.d.d", "d.d.rac"])

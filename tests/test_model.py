@@ -1,6 +1,5 @@
 """The model: the original program's trajectory, each method's loss in NumPy, and what one update changes."""
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -14,12 +13,11 @@ from cssl.fixmatch_da import FixMatchDA
 from cssl.lsmatch import LSMatch
 from cssl.mean_teacher import MeanTeacher
 from cssl.supervised import Supervised
+from cssl.tools import doctor
 from cssl.upsmatch import UPSMatch
 from libml import data, losses, models, monitors
 from libml.augment import Augmenter
 from libml.model import SSLModel, Step
-
-GOLDEN = Path(__file__).parent / "golden" / "trajectory_fixmatch.npz"
 
 
 def small_network(num_classes=10, **options):
@@ -58,30 +56,9 @@ def forward(model, views):
 
 
 def test_trajectory_of_the_original_program():
-    """Four FixMatch updates recorded from the original: views, losses and monitors before each update.
-
-    The first two agree to 1e-5 (rounding). Then the tiny batches amplify that, to 2e-5 and 1e-3: 1e-4 and 5e-3.
-    """
-    golden = np.load(GOLDEN)
-    network = models.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
-    start = 0
-    for variable in network.trainable_variables:
-        size = int(np.prod(variable.shape))
-        variable.assign(golden["init"][start:start + size].reshape(variable.shape))
-        start += size
-    assert start == golden["init"].size
-
-    def to_float(x):
-        return tf.constant(x.astype(np.float32) / np.float32(127.5) - np.float32(1))
-
-    model = FixMatch(network, 10, options=FixMatch.Options(batch=4, uratio=3, confidence=0.3), total_images=1024)
-    step = tf.function(model.train_on_views)
-    for k in range(4):
-        scalars = step({"labeled": to_float(golden["labeled"][k]), "label": tf.constant(golden["label"][k]),
-                        "weak": to_float(golden["weak"][k]), "strong": tf.constant(golden["strong"][k])})
-        tolerance = (1e-5, 1e-5, 1e-4, 5e-3)[k]
-        for tag in ("losses/xe", "losses/xeu", "losses/wd", "monitors/mask", "monitors/lr"):
-            np.testing.assert_allclose(scalars[tag], golden[f"hist/{tag}"][k], rtol=tolerance, err_msg=tag)
+    """Four FixMatch updates recorded from the original: losses and monitors before each update."""
+    deviations = doctor.trajectory_deviations()
+    assert len(deviations) == 4 and (np.array(deviations) <= doctor.TOLERANCES).all(), deviations
 
 
 # Each method's loss against NumPy, from the same logits. 1e-5: float32 against float64.

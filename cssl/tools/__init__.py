@@ -1,4 +1,4 @@
-"""Commands around training: data, tables, figures, reports. TensorFlow starts only where images are computed."""
+"""Commands around training: data, tables, figures, checks. TensorFlow starts only where images are computed."""
 import argparse
 import importlib
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cssl.program import exit_on_user_error
 
-TOOLS = ("data", "extract", "inspect", "plot", "report", "reproduce", "sheets", "table")
+TOOLS = ("data", "doctor", "extract", "inspect", "plot", "report", "reproduce", "sheets", "table")
 
 
 def console() -> None:

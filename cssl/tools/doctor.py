@@ -1,0 +1,562 @@
+"""Says whether this machine computes what it should: facts about it, then about a minute of checks.
+
+    cssl-doctor [--fast] [--json] [--train_dir=experiments] [--data_dir=DIR]
+
+Checks: four updates against those of the original program; one step again and again while all cores are busy;
+augmentation against Pillow, with and without XLA; a run that is killed and continued against one that is not; on GPUs,
+operations that have no kernel there; images per second of a training step. Each line is ok, FAIL or skipped, what was
+checked, what was measured, and how long that took. Exit code 1 if a check fails. The output belongs into every issue.
+"""
+import functools
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cssl
+from cssl import CSSL, cli, tools
+from libml.config import RunConfig
+from libml.datasets import DATASETS
+from libml.errors import UserError
+from libml.lazy import tf
+from libml.run import RunFolder
+
+ROOT = Path(cssl.__file__).resolve().parent.parent  # where `python -m cssl.cssl` finds this very program
+TRAJECTORY = Path(__file__).with_name("trajectory_fixmatch.npz")
+# Rounding makes 1e-5 of the first two updates; the tiny batches amplify it, to 2e-5 and 1e-3 in the next two.
+TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
+GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
+REPEATS = 30
+CHILD_SECONDS = 300  # nothing that is started here takes a tenth of it
+
+
+class Failed(Exception):
+    """What was measured is not as it should be."""
+
+
+class Skipped(Exception):
+    """There is nothing to measure, or nobody asked."""
+
+
+# Facts.
+
+def facts(train_dir: Path, data_dir: Path) -> dict[str, str]:
+    """Returns what is known of program and machine; what cannot be found out says why."""
+    found: dict[str, str] = {}
+    tellers: dict[str, Callable[[], str]] = {
+        "program": _program, "versions": _versions, "CPU": _cpu, "devices": _devices, "oneDNN": _onednn, "XLA": _xla,
+        "GPU build": _gpu_build, "disk": functools.partial(_disk, train_dir), "memory": _memory,
+        "datasets": functools.partial(_datasets, data_dir)}
+    for name, tell in tellers.items():
+        try:
+            found[name] = tell()
+        except Exception as error:  # a fact less is no reason to stop
+            found[name] = f"unknown ({_first_line(error)})"
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+    # TensorFlow puts a traceback before the message of what happens while it traces.
+    line = lines[-1 if lines[0].startswith("in user code") else 0].strip().removeprefix(f"{name}: ")
+    return f"{name}: {line[:200]}"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _program() -> str:
+    from libml import experiment
+
+    return f"cssl {cssl.__version__}, commit {experiment.environment_facts()['commit']}, in {ROOT}"
+
+
+def _versions() -> str:
+    import keras
+    import PIL
+
+    return (f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Keras {keras.__version__}, "
+            f"NumPy {np.__version__}, Pillow {PIL.__version__}; {platform.platform()}")
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu() -> str:
+    model, flags = platform.processor() or platform.machine(), ""
+    with suppress(OSError):  # only Linux has it
+        lines: dict[str, str] = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M))
+        model, flags = lines.get("model name", model), lines.get("flags") or lines.get("Features", "")
+    vectors = [flag for flag in flags.split() if re.match("avx|fma|f16c|amx|asimd|sve", flag)]
+    return f"{model}, {os.cpu_count()} cores ({_usable_cores()} usable), {' '.join(vectors) or 'vectors unknown'}"
+
+
+def _devices() -> str:
+    names = [f"{gpu.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
+             f"(compute capability {'.'.join(map(str, details.get('compute_capability', '?')))})"
+             for gpu in tf.config.list_physical_devices("GPU")
+             for details in [tf.config.experimental.get_device_details(gpu)]]
+    names = names or ["no GPU that TensorFlow can use"]
+    if shutil.which("nvidia-smi"):  # knows the size of a GPU's memory, and GPUs that TensorFlow cannot use
+        memory = subprocess.run(["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version",
+                                 "--format=csv,noheader"], capture_output=True, text=True, timeout=60).stdout
+        names.append(f"nvidia-smi (name, memory, free, driver): {'; '.join(memory.strip().splitlines())}")
+    return "; ".join(["CPU:0", *names])
+
+
+def _onednn() -> str:
+    from libml import distribute
+
+    if tf.config.list_physical_devices("GPU"):
+        return "of no account: networks run on the GPU"
+    return ("on: fast convolutions on CPUs, but wrong gradients of narrow networks (runs whose --filters is not a "
+            "multiple of 16 turn it off)" if distribute.onednn_is_on() else
+            "off: convolutions on CPUs are slower and add up in another order")
+
+
+def _xla() -> str:
+    return "available" if tf.test.is_built_with_xla() else "not in this build: no --jit, no views on GPUs"
+
+
+def _gpu_build() -> str:
+    build = tf.sysconfig.get_build_info()
+    if build.get("is_rocm_build"):
+        return "ROCm"
+    return f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}" if build.get("is_cuda_build") \
+        else "no: this TensorFlow knows CPUs only"
+
+
+def _disk(train_dir: Path) -> str:
+    place = next(path for path in (train_dir.absolute(), *train_dir.absolute().parents) if path.exists())
+    return f"{_gigabytes(shutil.disk_usage(place).free)} free for runs in {train_dir}"
+
+
+def _memory() -> str:
+    lines = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
+    return " of ".join(_gigabytes(1024 * int(lines[name])) for name in ("MemAvailable", "MemTotal")) + " free"
+
+
+def _datasets(data_dir: Path) -> str:
+    from libml import cache, sources
+
+    found = []
+    for name, dataset in DATASETS.items():
+        folder = sources.tfds_version_dir(dataset.tfds_name, data_dir) if dataset.tfds_name else None
+        if folder:
+            try:
+                state = "not decoded yet" if cache.read(sources.cache_folder(name, folder)) is None else "decoded"
+            except UserError:
+                state = "cache damaged"
+            found.append(f"{name} ({state})")
+    return f"{', '.join(found) or 'none'} in {data_dir}; digits (embedded)"
+
+
+# What several checks, the tests and scripts/torture.py share.
+
+def checkpoint_contents(run: RunFolder) -> dict[str, bytes]:
+    """Returns all of a run that must repeat: variables of the last checkpoint, reports but for the clock."""
+    reader = tf.train.load_checkpoint(run.checkpoints()[-1])
+    found = {name: np.asarray(reader.get_tensor(name)).tobytes() for name in reader.get_variable_to_shape_map()
+             if "save_counter" not in name and name != "_CHECKPOINTABLE_OBJECT_GRAPH"}
+    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().metrics]
+    return found | {"reports": json.dumps(reports).encode()}
+
+
+def differing_bits(found: Mapping[Any, bytes], wanted: Mapping[Any, bytes]) -> tuple[int, int]:
+    """Returns the number of bits in which two such contents differ, and of all bits; what is missing differs whole."""
+    pairs = [(found.get(name, b""), wanted.get(name, b"")) for name in {*found, *wanted}]
+    different = sum(int(np.unpackbits(np.frombuffer(a, np.uint8) ^ np.frombuffer(b, np.uint8)).sum())
+                    if len(a) == len(b) else 8 * max(len(a), len(b)) for a, b in pairs)
+    return different, 8 * sum(max(len(a), len(b)) for a, b in pairs)
+
+
+def trajectory_deviations() -> list[float]:
+    """Replays four FixMatch updates of the original program; returns the largest relative deviation in each.
+
+    Compared are losses and monitors before each update. The network has 8 filters: oneDNN must be off.
+    """
+    from cssl.fixmatch import FixMatch
+    from libml import models
+
+    golden = np.load(TRAJECTORY)
+    network = models.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
+    ends = np.cumsum([math.prod(variable.shape) for variable in network.trainable_variables])
+    for variable, values in zip(network.trainable_variables, np.split(golden["init"], ends[:-1]), strict=True):
+        variable.assign(values.reshape(variable.shape))
+    model = FixMatch(network, 10, options=FixMatch.Options(batch=4, uratio=3, confidence=0.3), total_images=1024)
+    step = tf.function(model.train_on_views)
+
+    def to_float(x):
+        return tf.constant(x.astype(np.float32) / np.float32(127.5) - np.float32(1))
+
+    largest = []
+    for k in range(len(TOLERANCES)):
+        scalars = step({"labeled": to_float(golden["labeled"][k]), "label": tf.constant(golden["label"][k]),
+                        "weak": to_float(golden["weak"][k]), "strong": tf.constant(golden["strong"][k])})
+        tags = ("losses/xe", "losses/xeu", "losses/wd", "monitors/mask", "monitors/lr")
+        pairs = [(float(scalars[tag]), float(golden[f"hist/{tag}"][k])) for tag in tags]
+        largest.append(float(np.max([abs(a - b) / abs(b) if a != b else 0.0 for a, b in pairs])))  # NaN stays NaN
+    return largest
+
+
+def nodes_by_place(definition) -> tuple[list, list]:
+    """Returns the nodes of a GraphDef and its functions: those that run as single kernels, those that XLA compiles."""
+    functions = {function.signature.name: function for function in definition.library.function}
+    outside: list = []
+    inside: list = []
+
+    def walk(nodes, place: list) -> None:
+        for node in nodes:
+            place.append(node)
+            for attribute in node.attr.values():
+                for called in [*([attribute.func] if attribute.func.name else []), *attribute.list.func]:
+                    function = functions[called.name]
+                    walk(function.node_def, inside if function.attr["_XlaMustCompile"].b else place)
+
+    walk(definition.node, outside)
+    return outside, inside
+
+
+@functools.cache
+def _kernels_of(op: str) -> list:
+    from tensorflow.python.framework import kernels  # nothing public tells
+
+    return list(kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def devices_of(node) -> set[str]:
+    """Returns the kinds of devices for which this build of TensorFlow has a kernel that takes the node's types."""
+    def fits(kernel) -> bool:
+        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
+                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
+
+    return {kernel.device_type for kernel in _kernels_of(node.op) if fits(kernel)}
+
+
+def without_gpu_kernel(definition) -> list[str]:
+    """Returns the types of the operations of a GraphDef that only CPUs can run."""
+    return sorted({node.op for node in nodes_by_place(definition)[0] if not devices_of(node) & {"GPU", "DEFAULT"}})
+
+
+# Checks: each returns what it measured, or raises.
+
+def trajectory() -> str:
+    """Four updates of FixMatch are those of the original program."""
+    child = ("from cssl import cli; cli.start_tensorflow(onednn=False)\n"
+             "import json, tensorflow as tf; tf.config.set_visible_devices([], 'GPU')\n"
+             "from cssl.tools import doctor; print(json.dumps(doctor.trajectory_deviations()))")
+    # TensorFlow settles when it is imported whether it uses oneDNN: this process has it, that one must not.
+    done = subprocess.run([sys.executable, "-c", child], cwd=ROOT, capture_output=True, text=True,
+                          timeout=CHILD_SECONDS)
+    if done.returncode:
+        raise Failed(f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}")
+    deviations = json.loads(done.stdout.splitlines()[-1])
+    text = "relative deviations " + ", ".join(f"{value:.1e}" for value in deviations)
+    text += " (allowed " + ", ".join(f"{value:g}" for value in TOLERANCES) + ")"
+    if not all(value <= allowed for value, allowed in zip(deviations, TOLERANCES, strict=True)):
+        raise Failed(text)
+    return text
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keeps all cores busy, each with a process that ends by itself should this one die."""
+    spin = f"import time; end = time.monotonic() + {CHILD_SECONDS}\nwhile time.monotonic() < end: pass"
+    with ExitStack() as stack:
+        for _ in range(_usable_cores()):
+            stack.callback(_end, subprocess.Popen([sys.executable, "-S", "-c", spin]))
+        yield
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def on(device: str) -> Iterator[None]:
+    """Computes on a device; fails where it is not usable, while TensorFlow would quietly take the CPU."""
+    usable = [found.name.removeprefix("/device:") for found in tf.config.list_logical_devices()]
+    if device not in usable:
+        raise Failed(f"TensorFlow cannot use {device}; it has {', '.join(usable)}")
+    with tf.device(device):
+        yield
+
+
+def training_step(device: str, data, **options):
+    """Returns a CSSL model on a device and its step on one fixed batch, as a tf.function."""
+    from libml import data as libml_data
+    from libml import experiment
+
+    config = RunConfig.of(CSSL, **options).with_data(data)
+    with tf.device("CPU:0"):
+        batch = next(iter(libml_data.batches(data, batch=config.options.batch, uratio=config.options.uratio)))
+    with on(device):
+        model = experiment.build(config, data)
+    places = {variable.device for variable in tf.nest.flatten(model.checkpoint_items())}
+    if not all(place.endswith(device) for place in places):
+        raise Failed(f"variables are on {', '.join(sorted(places))} instead of {device}")
+
+    @tf.function
+    def step():
+        with on(device):
+            return model.train_step(batch)["losses/total"]
+
+    return model, step
+
+
+def _digits():
+    from libml import data, sources
+
+    found = sources.digits()
+    return data.from_arrays(found.images, found.labels, found.test_images, found.test_labels, num_labels=40,
+                            mirror=False)
+
+
+# A quick step that oneDNN can be trusted with.
+SMALL = {"filters": 16, "repeat": 1, "scales": 3, "batch": 16, "uratio": 3}
+
+
+@functools.cache  # tracing it takes longer than any check that uses it
+def small_step(device: str):
+    """Returns what `training_step` does, for a small network on the digits."""
+    return training_step(device, _digits(), **SMALL)
+
+
+def repeated_steps(device: str) -> str:
+    """One step from one state gives the same bits each time, whatever else the machine does."""
+    model, step = small_step(device)
+    variables = tf.nest.flatten(model.checkpoint_items())
+    start = [variable.numpy() for variable in variables]
+    first: list[np.ndarray] = []
+    differing, most, largest = 0, 0, 0.0
+    step()  # traces, which takes long enough without the load
+    with busy_cores():
+        for _ in range(REPEATS):
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+            loss = step()
+            after = [loss.numpy(), *(variable.numpy() for variable in variables)]
+            first = first or after
+            bits, size = differing_bits(*({i: a.tobytes() for i, a in enumerate(arrays)} for arrays in (after, first)))
+            differing, most = differing + (bits > 0), max(most, bits)
+            largest = float(np.max([largest, *(_relative(a, b) for a, b in zip(after, first, strict=True))]))
+    text = f"{differing} of {REPEATS} repeats differ under load, in at most {most} of {size} bits"
+    if differing:
+        text += f", by {largest:.1e} of a variable's largest entry"
+    if differing and (device.startswith("CPU") or not largest <= GPU_TOLERANCE):
+        raise Failed(text)
+    return text
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(np.subtract(a, b, dtype=np.float64)).max() / (np.abs(b).max() or 1))
+
+
+def pillow(device: str, jit: bool) -> str:
+    """Every operation of CTAugment and RandAugment makes the pixels that Pillow makes."""
+    from libml.augment import OPS, RAND_OPS, Augmenter
+
+    rng, number = np.random.default_rng(0), 128
+    contrast = rng.random((number, 1, 1, 3))
+    images = (contrast * rng.integers(0, 256, (number, 32, 32, 3)) + (1 - contrast) * rng.integers(0, 256)).astype(
+        np.uint8)
+    wrong, total = [], 0
+    for augment, table in {"d.d.d": OPS, "d.d.rac": RAND_OPS}.items():
+        augmenter = Augmenter(augment, image_shape=(32, 32, 3), mirror=True, shift=4, jit_compile=jit)
+        samples = {name: value.numpy() for name, value in augmenter.sample_strong(number, tf.constant([1, 2])).items()}
+        samples["ops"][:, 0] = np.arange(number) % len(table)  # chance might leave one out
+        wanted = augmenter.strong_reference(images, samples)
+
+        @functools.partial(tf.function, autograph=False)
+        def view(x, samples, augmenter=augmenter):
+            with on(device):
+                return augmenter.strong_view(x, samples)
+
+        found = view(tf.constant(images), {name: tf.constant(value) for name, value in samples.items()}).numpy()
+        different = (found != wanted).any(-1).sum((1, 2))  # pixels of each image
+        total += different.size * 32 * 32
+        wrong += [f"{int(count)} after {' and '.join(list(table)[op] for op in ops)}"
+                  for count, ops in zip(different, samples["ops"], strict=True) if count]
+    if wrong:
+        raise Failed(f"pixels differ in {len(wrong)} images: {'; '.join(wrong[:3])}{' …' if wrong[3:] else ''}")
+    return f"{len(OPS)} and {len(RAND_OPS)} operations: 0 of {total} pixels differ"
+
+
+def kill_and_resume() -> str:
+    """A run that is killed and continued ends with the bits of one left alone."""
+    options: dict[str, Any] = {
+        "dataset": "digits.1@40-1", "filters": 16, "scales": 1, "augment": "d.d.x", "batch": 8, "uratio": 1,
+        "report_kimg": 0.03125, "save_kimg": 0.03125, "train_steps": 32, "strategy": "one",
+        "deterministic": bool(tf.config.list_physical_devices("GPU"))}  # CPUs repeat without it
+
+    def start(train_dir: Path) -> tuple[subprocess.Popen, RunFolder]:
+        flags = {**options, "train_dir": str(train_dir)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cssl.cssl", *(f"--{name}={value}" for name, value in flags.items())], cwd=ROOT,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        stack.callback(_end, process)
+        return process, RunFolder(RunConfig.of(CSSL, **flags).folder())
+
+    def finish(process: subprocess.Popen) -> None:
+        _, errors = process.communicate(timeout=CHILD_SECONDS)
+        if process.returncode:
+            raise Failed(f"a run ended with exit code {process.returncode}: {errors.strip()[-200:]}")
+
+    with tempfile.TemporaryDirectory(prefix="cssl-doctor-") as folder, ExitStack() as stack:
+        alone, whole = start(Path(folder, "alone"))
+        process, killed = start(Path(folder, "killed"))
+        end = time.monotonic() + CHILD_SECONDS
+        while process.poll() is None and time.monotonic() < end and not (
+                killed.checkpoints() and killed.reports.exists()):
+            time.sleep(0.005)
+        process.kill()
+        _, errors = process.communicate()
+        if process.returncode != -signal.SIGKILL or not killed.checkpoints():
+            raise Failed(f"a run ended with exit code {process.returncode} before it could be killed: "
+                         f"{errors.strip()[-200:]}")
+        process, _ = start(Path(folder, "killed"))
+        finish(process)
+        finish(alone)
+        continued = re.findall(r"Continuing from .*: (\d+ of \d+ updates)", killed.log_file.read_text())
+        bits, size = differing_bits(checkpoint_contents(killed), checkpoint_contents(whole))
+    text = f"killed after {continued[-1] if continued else 'a report, but begun anew'}: {bits} of {size} bits differ"
+    if bits or not continued:
+        raise Failed(text)
+    return text
+
+
+def placement(device: str) -> str:
+    """Names what a training step does on the CPU, for want of kernels; information only."""
+    _, step = small_step(device)
+    missing = without_gpu_kernel(step.get_concrete_function().graph.as_graph_def())
+    return f"operations without a kernel for GPUs: {', '.join(missing) or 'none'}"
+
+
+def speed(device: str, paper: bool) -> str:
+    """Images per second of a step on digits, or of the paper's (WRN-28-2, batch 64) on random images."""
+    from libml import data
+
+    try:
+        if paper:
+            pixels = np.random.default_rng(0).integers(0, 256, (1000, 32, 32, 3), np.uint8)
+            labels = np.arange(len(pixels)) % 10
+            model, step = training_step(device, data.from_arrays(pixels, labels, pixels, labels, num_labels=40))
+        else:
+            model, step = small_step(device)
+        for _ in range(2):  # the first traces and compiles
+            step().numpy()
+        seconds = []
+        for _ in range(10):
+            begun = time.perf_counter()
+            step().numpy()
+            seconds.append(time.perf_counter() - begun)
+    except tf.errors.ResourceExhaustedError:
+        raise Skipped("does not fit into this device's memory") from None
+    count = model.options.batch * (1 + model.options.uratio)
+    return f"{count / min(seconds):.0f} images/s ({1000 * min(seconds):.1f} ms for {count} images, best of 10)"
+
+
+def _too_slow() -> str:
+    raise Skipped("left out by --fast")
+
+
+def _no_gpu() -> str:
+    raise Skipped("no GPU visible")
+
+
+def checks(fast: bool) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yields the checks of this machine, by name."""
+    def slow(check: Callable[..., str], *arguments) -> Callable[[], str]:
+        return _too_slow if fast else functools.partial(check, *arguments)
+
+    gpus = [f"GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]
+    yield "trajectory of the original program", trajectory
+    for device in ("CPU:0", *gpus):
+        yield f"repeated steps, {device}", functools.partial(repeated_steps, device)
+        yield f"Pillow, {device}", functools.partial(pillow, device, False)
+        yield f"Pillow, {device} with XLA", slow(pillow, device, True)
+    yield "kill and resume", slow(kill_and_resume)
+    yield "speed, CPU:0, digits", functools.partial(speed, "CPU:0", False)
+    for device in gpus:
+        yield f"placement, {device}", functools.partial(placement, device)
+        yield f"speed, {device}, digits", functools.partial(speed, device, False)
+        yield f"speed, {device}, WRN-28-2", slow(speed, device, True)
+    if not gpus:
+        yield "GPU", _no_gpu
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of a check: ok, FAIL or skipped."""
+
+    result: str
+    name: str
+    measured: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.result:<8}{self.name:<36}{self.measured}  [{self.seconds:.1f} s]"
+
+
+def run_check(name: str, check: Callable[[], str]) -> Check:
+    """Runs a check; whatever it raises is its outcome."""
+    begun = time.perf_counter()
+    try:
+        result, measured = "ok", check()
+    except Skipped as reason:
+        result, measured = "skipped", str(reason)
+    except Failed as reason:
+        result, measured = "FAIL", str(reason)
+    except Exception as error:  # the others still run
+        result, measured = "FAIL", _first_line(error)
+    return Check(result, name, measured, round(time.perf_counter() - begun, 1))
+
+
+def main() -> int:
+    """Prints facts and checks as the command line asks; returns the exit code."""
+    parser = tools.parser(__doc__)
+    parser.add_argument("--fast", action="store_true", help="leave out kill and resume and what XLA has to compile")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; the lines go to stderr")
+    parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="where runs go: %(default)s")
+    parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")
+    args = parser.parse_args()
+    lines = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    try:
+        cli.start_tensorflow()
+        with suppress(RuntimeError):  # a Python program has used its devices before, as they are
+            for gpu in tf.config.list_physical_devices("GPU"):  # leaves memory to the runs that are started here
+                tf.config.experimental.set_memory_growth(gpu, True)
+        known = facts(args.train_dir.expanduser(), args.data_dir.expanduser())
+        for name, fact in known.items():
+            lines(f"{name:<12}{fact}")
+        lines()
+        done = []
+        for name, check in checks(args.fast):
+            done.append(run_check(name, check))
+            lines(done[-1])
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    failed = sum(check.result == "FAIL" for check in done)
+    if args.json:
+        print(json.dumps({"ok": not failed, "facts": known, "checks": [asdict(check) for check in done]}, indent=1))
+    else:
+        lines(f"\n{failed} of {len(done)} checks failed" if failed else "\nThis machine computes what it should.")
+    return int(failed > 0)
