@@ -1,6 +1,6 @@
 """Kills one run again and again, lets it finish, and counts the bits in which it differs from a run left alone.
 
-    python scripts/torture.py --kills=100 [--folder=torture] [--updates=20000]
+    python scripts/torture.py --kills=100 [--folder=torture] [--updates=8000]
 
 A tiny run on the embedded digits is trained once in peace, then once under SIGKILL: a third of the kills come while a
 checkpoint is being written, a third just when a report is, the others at any moment from the start of the process on.
@@ -81,7 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=Path("torture"))
-    parser.add_argument("--updates", type=int, default=20000, help="length of the run")
+    parser.add_argument("--updates", type=int, default=8000, help="length of the run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     cli.start_tensorflow()
