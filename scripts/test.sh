@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 ruff check .
 mypy
-python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile "$@"
+python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal "$@"

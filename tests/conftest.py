@@ -8,16 +8,23 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 ENVIRONMENT = dict(os.environ)  # for programs, which decide about oneDNN themselves
 
 import pytest  # noqa: E402
+from fake_runs import Done, invoke  # noqa: E402
 
 from cssl import cli  # noqa: E402
-
-cli.start_tensorflow(onednn=False)  # the tests' networks are too narrow for it
-
-import tensorflow as tf  # noqa: E402
+from cssl.program import exit_on_user_error  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+
+
+def pytest_configure(config):
+    """Starts TensorFlow before tests import it; not in the process that only hands tests out to others."""
+    if config.getoption("dist", "no") != "no":
+        return
+    cli.start_tensorflow(onednn=False)  # the tests' networks are too narrow for it
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +36,36 @@ def real_data_dir() -> Path:
     return folder
 
 
+def checked(done: subprocess.CompletedProcess | Done, found: int, expected: int):
+    """Returns what a program left if it ended as expected: with exit code 2, after one line and no traceback."""
+    assert found == expected, f"exit code {found}, expected {expected}\n{done.stdout}\n{done.stderr}"
+    if expected == 2:
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    return done
+
+
 @pytest.fixture(scope="session")
 def command():
     """Runs a Python program of the project as a user would: returns the finished process, its output as text."""
     def run(*arguments, code: int = 0, timeout: float = 300, **environment) -> subprocess.CompletedProcess:
         done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
                               timeout=timeout, env={**ENVIRONMENT, **environment})
-        assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}"
-        if code == 2:
-            assert "Traceback" not in done.stderr
-            assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-        return done
+        return checked(done, done.returncode, code)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def program():
+    """Runs a method or a tool's main here, from flags to exit code: TensorFlow's start is most of a tiny run."""
+    def run(main, *flags, code: int = 0) -> Done:
+        def until_exit() -> int:
+            with pytest.raises(SystemExit) as exit_:
+                cli.main(main) if isinstance(main, type) else exit_on_user_error(main)
+            return exit_.value.code or 0
+
+        done = invoke(until_exit, *flags)
+        return checked(done, done.code, code)
 
     return run

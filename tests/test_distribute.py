@@ -245,7 +245,8 @@ def test_evaluation_is_the_same_for_any_number_of_replicas(images, digits):
 def small_trainer(replicas, digits, folder, steps):
     strategy = strategy_of(replicas)
     with strategy.scope():
-        network = models.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=4, repeat=1, seed=1)
+        network = models.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=4, repeat=1, scales=1,
+                               seed=1)
         augmenter = Augmenter("d.d.x", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
         model = CSSL(network, 10, options=CSSL.Options(batch=8, uratio=2), augmenter=augmenter)
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=steps, report_kimg=2 * 8 / 1024,

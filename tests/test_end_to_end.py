@@ -1,30 +1,25 @@
 """Real runs, three methods and two seeds, become a table, curves and a report with one command each."""
 import csv
 import io
-import sys
 
 import numpy as np
 import pytest
 
 import cssl
-from cssl import cli
 from libml.run import read_runs
 
 METHODS = ("cssl", "fixmatch", "supervised")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, program):
     """Six small runs, made by the program itself (in this process, to save start-up time)."""
     folder = tmp_path_factory.mktemp("runs")
     for module in METHODS:
         for seed in (1, 2):
-            argv = [f"cssl/{module}.py", f"--dataset=digits.{seed}@40-1", "--batch=8", "--uratio=2", "--filters=8",
-                    "--train_steps=16", "--report_kimg=0.0625", f"--train_dir={folder}"]
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit_:
-                patch.setattr(sys, "argv", argv)
-                cli.main(cssl.method(module))
-            assert exit_.value.code == 0
+            program(cssl.method(module), f"--dataset=digits.{seed}@40-1", "--batch=8", "--uratio=2", "--filters=8",
+                    "--scales=1", "--augment=d.d.x", "--train_steps=16", "--report_kimg=0.0625",
+                    f"--train_dir={folder}")
     return folder
 
 

@@ -157,7 +157,7 @@ def this_machine() -> str:
     return f"{facts.get('model name')}, {vectors}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
 
 
-def test_a_run_of_the_first_version_is_continued_evaluated_and_tabulated(tmp_path, command):
+def test_a_run_of_the_first_version_is_continued_evaluated_and_tabulated(tmp_path, command, program):
     """Made by commit 955b3a5, which went on to the recorded end; on a machine of the same kind, to the same bits.
 
     Elsewhere sums have another order, which 16 updates of so small a net amplify: 0.003 in the weights was seen.
@@ -188,7 +188,7 @@ def test_a_run_of_the_first_version_is_continued_evaluated_and_tabulated(tmp_pat
         assert set(old) - {"images_per_s"} <= set(new)
         assert new["losses/total"] == pytest.approx(old["losses/total"], rel=0 if same_machine else 2e-2)
     assert "digits, 40 labels, error %" in invoke("table", tmp_path).stdout
-    assert "24 updates" in command("cssl.py", f"--eval_ckpt={run}").stdout
+    assert "24 updates" in program(CSSL, f"--eval_ckpt={run}").stdout
 
 
 def test_import_is_cheap_and_clean():

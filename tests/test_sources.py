@@ -2,12 +2,15 @@
 import json
 import pickle
 import shutil
+from functools import partial
 from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cssl.tools import data as create
+from cssl.tools import inspect
 from libml import cache, data, sources
 from libml.errors import UserError
 
@@ -327,8 +330,8 @@ def test_folder_errors_are_one_clear_line(folder, tmp_path, spoil, message):
     ("cifar10.1@40-1", "cssl-data cifar10"),
     ("folder:/no/such/folder.1@40-1", "has no folder `train`"),
 ])
-def test_bad_names_exit_with_2_and_one_line(command, tmp_path, name, message):
-    done = command("scripts/inspect_dataset.py", f"--dataset={name}", f"--data_dir={tmp_path}", code=2)
+def test_bad_names_exit_with_2_and_one_line(program, tmp_path, name, message):
+    done = program(inspect.main, f"--dataset={name}", f"--data_dir={tmp_path}", code=2)
     assert message in done.stderr and done.stdout == ""
 
 
@@ -338,12 +341,12 @@ def test_fewer_labels_than_classes_is_a_warning(command):
     assert len(json.loads(done.stdout)["labeled_indices"]) == 3
 
 
-def test_create_datasets_is_safe_to_repeat(command, cifar100):
+def test_create_datasets_is_safe_to_repeat(command, program, cifar100):
     folder, _ = cifar100
-    for _ in range(2):
-        done = command("scripts/create_datasets.py", "cifar100", f"--data_dir={folder}")
+    for run in (partial(command, "scripts/create_datasets.py"), partial(program, create.main)):
+        done = run("cifar100", f"--data_dir={folder}")
         assert "300 training and 100 test images" in done.stdout and str(folder) in done.stdout
-    done = command("scripts/create_datasets.py", "imagenet", code=2)
+    done = program(create.main, "imagenet", code=2)
     assert "Unknown dataset 'imagenet'" in done.stderr
 
 
