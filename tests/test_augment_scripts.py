@@ -47,6 +47,7 @@ def test_sheet_errors(tmp_path):
             invoke("sheets", *flags)
 
 
+@pytest.mark.slow
 def test_benchmark_prints_json(command):
     done = command("scripts/bench_augment.py", "--json", "--images=8", "--size=16", "--rounds=1", "--no_ops")
     result = json.loads(done.stdout)

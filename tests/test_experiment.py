@@ -157,6 +157,7 @@ def this_machine() -> str:
     return f"{facts.get('model name')}, {vectors}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
 
 
+@pytest.mark.slow
 def test_a_run_of_the_first_version_is_continued_evaluated_and_tabulated(tmp_path, command, program):
     """Made by commit 955b3a5, which went on to the recorded end; on a machine of the same kind, to the same bits.
 

@@ -120,7 +120,7 @@ def test_two_workers_survive_death_and_preemption(start, tmp_path):
 @pytest.mark.slow
 def test_three_workers_and_a_dead_chief(start, tmp_path):
     arguments = ["-m", "cssl.fixmatch", *TINY, "--batch=12", "--sync_bn"]
-    short = start(3, *arguments, "--train_steps=8", f"--train_dir={tmp_path / 'short'}")
+    short = start(3, *arguments, "--adepth=1", "--train_steps=8", f"--train_dir={tmp_path / 'short'}")
     assert len(set(short.hashes())) == 1  # of CTAugment's rates too
     workers = start(3, *arguments, "--augment=x.x.x", "--report_kimg=0.1", "--train_steps=100000",
                     f"--train_dir={tmp_path / 'long'}")
@@ -193,6 +193,7 @@ def test_job_scripts(script, ending, code, requeued, tmp_path):
     assert (tmp_path / "requeued").exists() == requeued
 
 
+@pytest.mark.slow
 def test_half_precision_and_xla_from_the_command_line(command, program, tmp_path):
     done = command("-m", "cssl.fixmatch", *TINY, "--augment=x.x.x", "--train_steps=3", "--mixed_precision=float16",
                    "--jit", "--p_unlabeled=1,1,1,1,1,1,1,1,1,1", f"--train_dir={tmp_path}")
