@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import libml
-from libml.lazy import exports
 
 __version__ = "0.2.0"
 
@@ -21,13 +20,16 @@ def _check_libml() -> None:
     if found != ours:
         message = (f"Another package named libml, in {found.parent}, hides the one of this program, in {ours.parent}. "
                    "Take that folder off PYTHONPATH and start again.")
-        if Path(sys.argv[0]).name.startswith(("-m", "cssl")):
+        program = Path(sys.argv[0])
+        if program.name.startswith(("-m", "cssl")) or program.resolve().parent == ours.parent / "scripts":
             print(f"error: {message}", file=sys.stderr)
             raise SystemExit(2)
         raise ImportError(message)
 
 
 _check_libml()
+
+from libml.lazy import exports  # noqa: E402 - of ours
 
 
 def methods() -> dict[str, str]:
@@ -73,5 +75,6 @@ def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", me
     prefix, run = experiment.find_checkpoint(str(checkpoint))
     if run is None:
         raise ValueError(f"{checkpoint} is not in a run folder, which would describe its model.")
-    config = experiment.stored_config(run, method_class or method(run.read().method)).replace(data_dir=data_dir)
+    config = experiment.stored_config(run, method_class or method(run.read().method))
+    config = config.replace(data_dir=data_dir) if data_dir else config
     return experiment.evaluate(config, prefix, data).scores

@@ -50,9 +50,15 @@ def start_tensorflow(onednn: bool = True) -> None:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0" or "tensorflow" in sys.modules:
         return  # the user wants to see everything, or has seen it
+    if sys.stderr is None:  # closed: there is nothing to bury
+        return
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as banner:
+    try:
+        place = tempfile.TemporaryFile()
+    except OSError:  # a machine without a place for it
+        place = open(os.devnull, "w+b")  # noqa: SIM115 - closed below
+    with place as banner:
         os.dup2(banner.fileno(), 2)
         try:
             import tensorflow as tf
@@ -108,7 +114,7 @@ def configuration(method: type[SSLModel], argv: list[str]) -> RunConfig:
     try:
         rest = values(argv)
     except (flags.Error, ValueError, OSError) as error:
-        message = str(error).strip().splitlines()[-1]
+        message = str(error).strip().splitlines()[-1].removeprefix("ERROR:: ")
         raise UserError(f"{message} (--help lists the flags)") from error
     if len(rest) > 1:
         raise UserError(f"Unexpected argument {rest[1]!r}; flags are written --name=value (--help lists them).")

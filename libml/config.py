@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from libml.augment.spec import parse_augment
 from libml.datasets import GRAMMAR, DatasetName, parse_name
 from libml.errors import OptionError, UserError
@@ -142,7 +144,7 @@ class ScaleOptions:
                            "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
                            choices=("auto", "one", "mirrored", "multiworker"), **CIRCUMSTANCE)
     num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
-                              "devices (with multiworker always one)", low=0, **CIRCUMSTANCE)
+                              "devices (with multiworker always one)", low=0, high=1024, **CIRCUMSTANCE)
     mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
                                   choices=("off", "float16", "bfloat16"))
     jit: bool = option(False, "compile forward and backward pass with XLA")
@@ -178,6 +180,8 @@ def _is_utf8(text: str) -> bool:
 def _checked(name: str, value: Any, field: Any) -> Any:
     """Returns a value in the option's type; OptionError if it is of another one or out of range."""
     kind, facts = type(field.default), field.metadata
+    value = value.item() if isinstance(value, np.generic) else value
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2 ** 53 else math.inf
     if kind is not type(value):
@@ -192,7 +196,7 @@ def _checked(name: str, value: Any, field: Any) -> Any:
     if (above is not None and not value > above) or (low is not None and not value >= low) or (
             high is not None and not value <= high):
         if high is not None:
-            wanted = f"a number from {low:g} to {high:g}" if above is None else f"more than {above:g}, at most {high:g}"
+            wanted = f"a number from {low} to {high}" if above is None else f"more than {above:g}, at most {high:g}"
         elif above == 0 or low == 1:
             wanted = "a positive number"
         else:
@@ -257,10 +261,10 @@ class RunConfig:
                    if name in fields and name not in given}
         values |= presets
         if train_steps is not None:
-            if train_steps < 1:
+            if type(train_steps) is not int or not 0 < train_steps < 2 ** 53:
                 raise OptionError(f"train_steps={train_steps}: expected a positive number.")
             presets.pop("train_kimg", None)
-            values["train_kimg"] = train_steps * values["batch"] / 1024
+            values["train_kimg"] = _checked("train_kimg", train_steps * values["batch"] / 1024, fields["train_kimg"])
         width = values["image_size"] if dataset.folder or dataset.is_arrays else dataset.entry.width
         values["scales"] = values["scales"] or default_scales(width)
         return cls._from_values(method, values, frozenset(given), frozenset(presets))
@@ -315,14 +319,23 @@ class RunConfig:
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a copy with other values; nothing else changes."""
         fields = self.fields(self.method)
+        for name in changes:
+            if name not in fields:
+                raise OptionError(f"{name}={changes[name]!r}: {self.method.__name__} has no such option.")
         values = self.values() | {name: _checked(name, value, fields[name]) for name, value in changes.items()}
         return self._from_values(self.method, values, self.given | set(changes), self.presets - set(changes))
 
     def with_data(self, data: SSLData) -> RunConfig:
         """Returns the configuration for images that a Python program has at hand."""
         values = self.values()
-        given = {name: values[name] for name in self.given} | {"train_kimg": self.training.train_kimg}
-        return self.of(self.method, **given | {"dataset": data.name, "image_size": data.image_shape[1]})
+        given = {name: values[name] for name in self.given} | {"train_kimg": self.training.train_kimg,
+                                                               "dataset": data.name}
+        if parse_name(data.name).is_arrays:
+            given["image_size"] = data.image_shape[1]
+        if self.method.uses_all_labels and len(data.labeled) < int((data.labels >= 0).sum()) - data.num_valid:
+            raise UserError(f"{self.method.__name__} uses all labels, but {data.name} has {len(data.labeled)} of them: "
+                            "make the data with num_labels=None.")
+        return self.of(self.method, **given)
 
     def to_json(self) -> str:
         """Returns args.json."""
@@ -332,8 +345,9 @@ class RunConfig:
     def from_json(cls, method: type[SSLModel], stored: str | dict) -> RunConfig:
         """Reads args.json, of another version too: options it does not have are at their defaults."""
         found = json.loads(stored) if isinstance(stored, str) else stored
+        fields = cls.fields(method)
         return cls._from_values(method, {name: _checked(name, found.get(name, field.default), field)
-                                         for name, field in cls.fields(method).items()})
+                                         for name, field in fields.items()}, frozenset(found) & frozenset(fields))
 
     def differences(self, stored: dict) -> dict[str, tuple[Any, Any]]:
         """Returns what a stored configuration computes differently: name -> (stored, this)."""

@@ -1,4 +1,5 @@
 """The sets of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def load(name: str, data_dir: str | Path, image_size: int = 32) -> SSLData:
 
 def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
                 seed: int = 1, num_labels: int | None = None, valid: int = 1,
-                class_names: list[str] | None = None, mirror: bool = True, name: str = "arrays") -> SSLData:
+                class_names: list[str] | None = None, mirror: bool = True, name: str = "") -> SSLData:
     """Builds a dataset from NumPy arrays.
 
     Args:
@@ -105,7 +106,7 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         valid: how many images to set aside for validation.
         class_names: names by class number; the numbers themselves when None.
         mirror: whether a mirrored image keeps its class.
-        name: tells runs on these arrays from those on others: arrays, or arrays:NAME.
+        name: tells runs on these arrays from those on others: arrays:NAME; by default a digest of the arrays.
     """
     labels, test_labels = np.asarray(labels), np.asarray(test_labels)
     for array in (labels, test_labels):
@@ -133,6 +134,11 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
     source = sources.Source(images[first], labels[first], test_images, test_labels,
                             class_names or [str(c) for c in range(num_classes)], mirror=mirror)
+    if not name:
+        digest = hashlib.sha256()
+        for array in (images, labels, test_images, test_labels):
+            digest.update(np.ascontiguousarray(array).data)
+        name = f"arrays:{digest.hexdigest()[:8]}"
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
     if not split.is_arrays:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME.")

@@ -42,7 +42,7 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
     cluster = None
     if text:
         try:
-            cluster = json.loads(text)
+            cluster = dict(json.loads(text))
             jobs, task = cluster.get("cluster", {}), cluster.get("task", {})
             _check_jobs(jobs, task)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -62,14 +62,17 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
 
 def _check_jobs(jobs: dict, task: dict) -> None:
     """Raises ValueError or KeyError unless this is a cluster of workers, at most one of them the chief."""
+    if not isinstance(jobs, dict) or not isinstance(task, dict):
+        raise ValueError("cluster and task must be objects")
     if not jobs:
         return
     unknown = sorted({*jobs, task["type"]} - {"chief", "worker"})
     if unknown:
         raise ValueError(f"{unknown[0]!r} is no job of this program, which has workers and at most one chief")
     for job, hosts in jobs.items():
-        if not isinstance(hosts, list) or not all(isinstance(host, str) and re.fullmatch(r".+:\d+", host)
-                                                  for host in hosts):
+        if not isinstance(hosts, list) or not all(
+                isinstance(host, str) and re.fullmatch(r".+:\d{1,5}", host)
+                and 0 < int(host.rsplit(":", 1)[1]) < 65536 for host in hosts):
             raise ValueError(f"{job} is {hosts!r}, not a list of host:port")
     everyone = [host for hosts in jobs.values() for host in hosts]
     if len(set(everyone)) < len(everyone):
@@ -127,7 +130,8 @@ def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
     message = (f"error: Not all processes of {cluster['cluster']} appeared within {START_SECONDS} s. Start them all, "
                "with addresses that they can reach.")
     # TensorFlow would wait for an hour, deaf to signals and holding Python's lock: only another process can end it.
-    watchdog = subprocess.Popen([sys.executable, "-c", _WATCHDOG, str(os.getpid()), str(START_SECONDS), message])
+    watchdog = subprocess.Popen([sys.executable, "-c", _WATCHDOG, str(os.getpid()), str(START_SECONDS), message],
+                                start_new_session=True)  # what ends this process's group must not end it first
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     finally:
@@ -184,10 +188,10 @@ class ProcessGroup:
     @contextmanager
     def errors_stop_all(self) -> Iterator[None]:
         """For what only some processes do, such as writing a file: a UserError of one stops all, each saying so."""
-        failure = None
+        failure: Exception | None = None
         try:
             yield
-        except UserError as error:
+        except Exception as error:
             failure = error
         failed = np.flatnonzero(self.all_gather(failure is not None)[:, 0])
         if failure is not None:
@@ -216,7 +220,8 @@ def watch(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Turns the errors that TensorFlow raises when another process is gone into one clear line."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+            tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError) as error:
         if worker_count(strategy) == 1:
             raise
         reason = error.message.strip().splitlines()[0][:150]

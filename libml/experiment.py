@@ -32,6 +32,7 @@ from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_second
 __all__ = ["Evaluation", "Interrupted", "Result", "build", "evaluate", "find_checkpoint", "load", "train"]
 
 PAPER_KIMG = 65536
+MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
 
 
@@ -100,11 +101,11 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):
-        distribute.check_jit(config.scale, strategy.num_replicas_in_sync)
-        libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         fields = config.fields(config.method)
         distribute.check_same(strategy, {name: value for name, value in config.values().items()
                                          if not fields[name].metadata["local"]})
+        distribute.check_jit(config.scale, strategy.num_replicas_in_sync)
+        libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         group = distribute.ProcessGroup(strategy)
         with group.errors_stop_all():
             if data is None:
@@ -112,13 +113,14 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
             else:
                 config = config.with_data(data)
             folder = RunFolder(config.folder())
-            if not tf.config.list_physical_devices("GPU"):
-                memory.check(config, data.image_shape)
+            gpus = tf.config.list_physical_devices("GPU")
+            memory.check(config, data.image_shape, group.size, available=MAX_MEMORY if gpus else None)
             with strategy.scope():
                 model = _build(config, data)
         trainer = Trainer(model, data, config, folder, strategy, hooks, group)
         with trainer.claimed(environment_facts()):
-            _announce(trainer, config)
+            with group.errors_stop_all():
+                _announce(trainer, config)
             started = time.perf_counter()
             trainer.run()
             if trainer.is_chief:
@@ -196,7 +198,8 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
     """Writes the medians of the last reports, prints the result and what to do next."""
     medians = trainer.folder.write_stats(METRICS)
     reports, path = len(trainer.folder.read().metrics), shlex.quote(str(trainer.folder.path))
-    trainer.log(f"Finished after {trainer.updates} updates; this process took {format_seconds(seconds)}.")
+    if trainer.updates >= trainer.total_updates:
+        trainer.log(f"Finished after {trainer.updates} updates; this process took {format_seconds(seconds)}.")
     if not medians:
         trainer.log(f"warning: the reports of this run are lost: {trainer.folder.reports} has none. "
                     f"`--eval_ckpt={path}` evaluates its checkpoints.")
@@ -255,6 +258,7 @@ def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
 def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None) -> Evaluation:
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
     data = load(config) if data is None else data
+    memory.check(config, data.image_shape, available=MAX_MEMORY)
     model = _build(config, data)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()

@@ -31,11 +31,11 @@ def count(config: RunConfig, image_shape: Sequence[int]) -> int:
     return 4 * (weights * 5 + maps * options.batch * views)
 
 
-def check(config: RunConfig, image_shape: Sequence[int], available: int | None = None) -> None:
-    """Raises UserError if a run cannot fit into memory, this machine's unless another size is given."""
+def check(config: RunConfig, image_shape: Sequence[int], processes: int = 1, available: int | None = None) -> None:
+    """Raises UserError if a process of a run cannot fit into memory, this machine's unless another size is given."""
     if available is None:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = count(config, image_shape)
+    needed = count(config, image_shape) // processes
     if needed > available:
         raise UserError(f"This run needs about {_gigabytes(needed)} of memory, and there are {_gigabytes(available)}: "
                         f"batch={config.options.batch}, uratio={config.options.uratio}, filters="
@@ -44,4 +44,4 @@ def check(config: RunConfig, image_shape: Sequence[int], available: int | None =
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3g} GB" if size < 1e300 else "endless GB"
+    return f"{size / 1e9:.3g} GB" if size < 1e300 else "more than any machine has"

@@ -32,6 +32,8 @@ def _figure(rows: int, columns: int, width: float = 4.2, height: float = 3.0) ->
 def save(figure: Figure, stem: str | Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Writes a figure in one or more formats and returns the paths; `stem` may carry the ending of one."""
     stem = Path(stem)
+    if not stem.name or stem.is_dir():
+        raise UserError(f"{stem} is a folder: name a file in it.")
     if stem.suffix in (".png", ".svg"):
         stem = stem.with_suffix("")
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in endings]

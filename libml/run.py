@@ -183,7 +183,7 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
             if not _is_number(report["step"]) or not any(_is_number(report.get(tag)) for tag in ("accuracy", "ece")):
                 raise ValueError
             reports[int(report["step"])] = report  # a resumed run repeats steps: the later report counts
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             problems.append(f"{path.name}, line {number} is unreadable")
     return reports, problems
 
@@ -220,12 +220,14 @@ class RunFolder:
         self.reports = self.path / "metrics.jsonl"
         self.log_file = self.path / "train.log"
         self.lock_file = self.path / "lock.json"
-        self._held = False
+        self._held = ""  # the text of the lock while this process holds it
 
     # Configuration.
 
     def claim(self, config: RunConfig, environment: dict) -> None:
         """Writes the configuration; refuses a folder in which another one has been trained."""
+        if self.finished(config):
+            return  # nothing will be computed: what describes it stays
         if self.args.exists() and (self.checkpoints() or self.read().metrics):
             try:
                 found = json.loads(self.args.read_text(encoding="utf-8"))
@@ -264,9 +266,10 @@ class RunFolder:
         config: dict = {}
         try:
             config = json.loads(self.args.read_text(encoding="utf-8"))
-            if not isinstance(config, dict):
+            if not isinstance(config, dict) or not all(_is_number(config.get(name, 1)) for name in ("train_kimg",
+                                                                                                    "batch")):
                 config = {}
-                raise ValueError("not an object")
+                raise ValueError("not a configuration")
         except (OSError, ValueError) as error:
             problems.append(f"args/args.json is unreadable ({error})")
         reports: dict[int, dict] = {}
@@ -282,14 +285,13 @@ class RunFolder:
 
     def add_report(self, report: dict) -> None:
         """Appends a report."""
-        if self._held and not self.lock_file.exists():
-            raise UserError(f"{self.path} was moved or deleted while it was trained. Bring it back, and the same "
-                            "command continues it.")
+        self._check_held()
         with writing(self.reports), self.reports.open("a", encoding="utf-8") as file:
             file.write(json.dumps(report) + "\n")
 
     def drop_reports(self, after: int) -> list[dict]:
         """Drops the reports after a number of images; returns the others. Keeps a copy of a damaged file."""
+        self._check_held()
         run = self.read()
         kept = [report for report in run.metrics if report["step"] <= after]
         text = "".join(json.dumps(report) + "\n" for report in kept)
@@ -342,6 +344,7 @@ class RunFolder:
 
     def keep_checkpoints(self, count: int) -> None:
         """Deletes all but the newest checkpoints and writes the list of them that TensorFlow reads."""
+        self._check_held()
         found = self.checkpoints()
         names = [Path(prefix).name for prefix in found[-count:]]
         lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
@@ -349,6 +352,13 @@ class RunFolder:
         for prefix in found[:-count]:
             for file in sorted(glob.glob(glob.escape(prefix) + ".*"), reverse=True):  # the index first
                 Path(file).unlink(missing_ok=True)
+
+    def set_aside(self, prefixes: Iterable[str]) -> None:
+        """Renames damaged checkpoints, which would otherwise count as the newest."""
+        for prefix in prefixes:
+            for file in glob.glob(glob.escape(prefix) + ".*"):
+                with writing(Path(file)):
+                    os.replace(file, f"{file}.damaged")
 
     # The lock.
 
@@ -372,50 +382,70 @@ class RunFolder:
             if not self._is_dead(holder, seen, beat):
                 raise UserError(f"{self.path} is being trained by process {holder.get('process')} on "
                                 f"{holder.get('host')} since {holder.get('since')}. Wait for it, stop it, or use "
-                                "another --train_dir or --rerun.")
-            stale = self.lock_file.with_suffix(f".{os.getpid()}")
+                                f"another --train_dir or --rerun; if it is gone, delete {self.lock_file.name} there.")
+            stale = self._private_file()
             with suppress(FileNotFoundError):
                 os.rename(self.lock_file, stale)  # of several that try, one succeeds
-                if stale.read_text() != seen:  # and this one came too late: it has another's new lock
-                    os.rename(stale, self.lock_file)
+                if stale.read_text(errors="replace") != seen:  # and this one came too late: it has another's new lock
+                    with suppress(FileExistsError):
+                        os.link(stale, self.lock_file)
                 stale.unlink(missing_ok=True)
         ended = threading.Event()
 
         def beat_on() -> None:
             while not ended.wait(BEAT_SECONDS):
                 with suppress(OSError):
-                    os.utime(self.lock_file)
+                    if self._holder()[0] == text:
+                        os.utime(self.lock_file)
 
         threading.Thread(target=beat_on, daemon=True, name="run lock").start()
-        self._held = True
+        self._held = text
         try:
             yield
         finally:
-            self._held = False
+            self._held = ""
             ended.set()
             with suppress(OSError):
-                if self.lock_file.read_text() == text:
+                if self._holder()[0] == text:
                     self.lock_file.unlink()
 
     def _take(self, text: str) -> bool:
         """Creates the lock; False if there is one."""
+        mine = self._private_file()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with self.lock_file.open("x") as file:  # one of several succeeds, on network file systems too
-                file.write(text)
+            mine.write_text(text)
+            os.link(mine, self.lock_file)  # whole from the first moment; of several that try, one succeeds
             return True
-        except OSError as error:
-            if self.lock_file.exists():
+        except FileExistsError:
+            if self.lock_file.is_file():
                 return False
+            raise UserError(f"{self.lock_file} is not a file: move it away.") from None
+        except OSError as error:
             raise UserError(f"Cannot write to the run folder {self.path} ({error.strerror}). Name a writable "
                             "--train_dir.") from error
+        finally:
+            with suppress(OSError):
+                mine.unlink()
+
+    def _private_file(self) -> Path:
+        return self.lock_file.with_suffix(f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
 
     def _holder(self) -> tuple[str | None, float]:
         """Returns the text of the lock (None: there is none any more) and when it was renewed."""
         try:
             return self.lock_file.read_text(errors="replace"), self.lock_file.stat().st_mtime
-        except OSError:
+        except FileNotFoundError:
             return None, 0.0
+
+    def _check_held(self) -> None:
+        """Raises UserError if this process trained here but does not hold the folder any more."""
+        found = self._holder()[0] if self._held else ""
+        if found is None:
+            raise UserError(f"{self.path} was moved or deleted while it was trained. Bring it back, and the same "
+                            "command continues it.")
+        if found != self._held:
+            raise UserError(f"{self.path} was taken over by another process while this one stood still: {found[:200]}")
 
     def _is_dead(self, holder: dict, seen: str, beat: float) -> bool:
         if holder.get("machine") == _machine():
@@ -445,7 +475,11 @@ def _process_start(process: int) -> str | None:
         return None if fields[0] in "ZX" else fields[19]
     except OSError:
         if not Path("/proc/self").exists():  # not Linux: only whether it lives can be told
-            with suppress(OSError):
+            try:
                 os.kill(process, 0)
-                return "alive"
+            except ProcessLookupError:
+                return None
+            except OSError:  # another user's
+                pass
+            return "alive"
         return None

@@ -1,6 +1,7 @@
 """The one training loop: many steps per call, reports, checkpoints, a clean stop, an exact continuation."""
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -146,9 +147,12 @@ class Trainer:
         path = None
         with self.group.errors_stop_all():
             if self.is_chief:
-                path = restore_newest(self.checkpoint, self.folder.checkpoints(), self.log)
+                found = self.folder.checkpoints()
+                path = restore_newest(self.checkpoint, found, self.log)
                 if path is None:
                     self._check_nothing_is_lost()
+                else:
+                    self.folder.set_aside(found[found.index(path) + 1:])
         updates = int(self.group.all_gather(self.model.updates.numpy())[0, 0])  # all continue where the chief does
         with self.group.errors_stop_all():
             if updates and not self.is_chief:
@@ -178,10 +182,11 @@ class Trainer:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
         reports = self.folder.drop_reports(images)
         stale = list(self.folder.checkpoint_dir.glob("events.out.tfevents.*"))
-        self._writer = tf.summary.create_file_writer(str(self.folder.checkpoint_dir))
-        for report in reports:
-            self._summarize(report)
         with self._whole_or_error("event file"):
+            self._writer = tf.summary.create_file_writer(str(self.folder.checkpoint_dir))
+        with self._whole_or_error("event file"):
+            for report in reports:
+                self._summarize(report)
             self._writer.flush()
         for file in stale:
             file.unlink(missing_ok=True)
@@ -256,6 +261,8 @@ class Trainer:
         with tqdm(total=self.total_updates, initial=self.updates, unit="step", dynamic_ncols=True,
                   disable=None if self.is_chief else True) as self._bar:
             while self.updates < self.total_updates:
+                if self.updates % self.report_updates == 0:
+                    self.callbacks.on_epoch_begin(self.updates // self.report_updates)
                 boundary = min(self.total_updates, (self.updates // self.report_updates + 1) * self.report_updates)
                 count = min(chunk, boundary - self.updates)
                 started = time.perf_counter()
@@ -317,8 +324,8 @@ class Trainer:
         with self.group.errors_stop_all():
             if self.is_chief:
                 self.folder.add_report(report)
-                self._summarize(report)
                 with self._whole_or_error("event file"):
+                    self._summarize(report)
                     self._writer.flush()
                 self._write_arrays(test, {"images": images, "probabilities": guesses,
                                           "labels": self.data.labels[sample],
@@ -328,7 +335,7 @@ class Trainer:
                          f"  {rate:8.0f} images/s  time left {format_seconds(left)}")
         for hook in self.hooks:
             hook(self, report)
-        self.callbacks.on_epoch_end(self.updates // self.report_updates - 1, {
+        self.callbacks.on_epoch_end(math.ceil(self.updates / self.report_updates) - 1, {
             tag: value for tag, value in report.items() if isinstance(value, int | float)})
 
     def _write_arrays(self, test: np.ndarray, pseudo_labels: dict) -> None:

@@ -28,7 +28,7 @@ KINDS = ("any moment", "checkpoint", "report")
 def start(train_dir: Path, updates: int) -> subprocess.Popen:
     """Starts, or continues, the run."""
     return subprocess.Popen([sys.executable, str(ROOT / "cssl.py"), "--dataset=digits.1@40-1", "--batch=8",
-                             "--uratio=2", "--filters=8", "--scales=1", "--report_kimg=0.125", "--save_kimg=0.125",
+                             "--uratio=2", "--filters=16", "--scales=1", "--report_kimg=0.125", "--save_kimg=0.125",
                              f"--train_steps={updates}", f"--train_dir={train_dir}"],
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 

@@ -58,6 +58,19 @@ def test_no_number_of_any_method_may_be_nan_or_infinite(name):
                     RunConfig.of(kind, **{option_name: value})
 
 
+def test_values_as_python_programs_have_them():
+    import numpy as np
+
+    config = RunConfig.of(CSSL, lr=np.float64(0.1), batch=np.int64(8), train_dir=Path("runs"))
+    assert (config.options.lr, config.options.batch, config.data.train_dir) == (0.1, 8, "runs")
+    assert type(config.options.batch) is int
+    with pytest.raises(OptionError, match="no such option"):
+        config.replace(nonsense=1)
+    for steps in (10 ** 400, 3.5, 10 ** 16):
+        with pytest.raises(OptionError, match="train_"):
+            RunConfig.of(CSSL, train_steps=steps)
+
+
 def test_a_number_with_a_range_accepts_its_ends():
     assert RunConfig.of(CSSL, confidence=0.0, alpha_bound=1.0).options.alpha_bound == 1.0
     assert RunConfig.of(CSSL, lr=1).options.lr == 1.0

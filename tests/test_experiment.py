@@ -68,6 +68,18 @@ def test_arrays_are_trained_on_and_found_by_the_tables(tmp_path):
     assert cssl.evaluate(result.folder.path, data=data)["accuracy"] == result.run.metrics[-1]["accuracy"]
     with pytest.raises(UserError, match="arrays of a Python program"):
         cssl.evaluate(result.folder.path)
+    stored = RunConfig.from_json(FixMatch, result.folder.args.read_text())
+    assert stored.with_data(data) == stored  # nothing falls back to a default
+
+
+def test_the_same_images_from_python_have_the_same_folder():
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1")
+    assert config.with_data(cssl.load("digits.1@40-1", "")).folder() == config.folder()
+    images, labels = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 4
+    few, other = (from_arrays(images + k, labels, images[:4], labels[:4], num_labels=4, valid=0) for k in range(2))
+    assert few.name != other.name  # runs on other arrays are other runs
+    with pytest.raises(UserError, match="uses all labels, but .* has 4 of them"):
+        RunConfig.of(cssl.FullySupervised).with_data(few)
 
 
 def test_hooks_and_keras_callbacks_are_called_at_reports(tmp_path):

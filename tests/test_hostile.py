@@ -156,7 +156,8 @@ def test_what_slurm_never_says(environment):
     ({"worker": ["a:1", "b:1"]}, {"type": "ps", "index": 0}),
     ({"worker": ["a:1", "b:1"], "ps": ["c:1"]}, {"type": "worker", "index": 0}),
     ({"worker": ["a:1", "b:1"]}, {"type": "evaluator", "index": 0}),
-    ({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": -1})])
+    ({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": -1}),
+    ({"worker": ["a:1", "b:99999"]}, {"type": "worker", "index": 0}), ([], {}), (None, None)])
 def test_clusters_that_cannot_work(cluster, task):
     with pytest.raises(UserError, match="TF_CONFIG is not usable"):
         distribute.find_cluster("auto", {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})})

@@ -86,6 +86,58 @@ def test_a_silent_lock_of_another_machine_or_a_damaged_one_is_taken_over(tmp_pat
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
 
 
+def test_a_full_disk_holds_no_lock_and_waits_for_nobody(tmp_path):
+    """As with a limit of no bytes at all for files."""
+    code = ("import resource, sys; from libml.run import RunFolder; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+            "with RunFolder(sys.argv[1]).lock(): pass")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60)
+    assert "Cannot write to the run folder" in done.stderr and os.listdir(tmp_path / "run") == []
+
+
+def test_a_lock_that_is_no_file(tmp_path):
+    (tmp_path / "lock.json").mkdir()
+    with pytest.raises(UserError, match="is not a file"):
+        with RunFolder(tmp_path).lock():
+            pass
+
+
+def test_a_holder_that_was_taken_over_writes_no_more(tmp_path):
+    """It stood still too long, as a suspended machine does, and another one went on."""
+    sleeper, other = RunFolder(tmp_path), RunFolder(tmp_path)
+    with sleeper.lock():
+        (tmp_path / "lock.json").unlink()
+        with other.lock():
+            token = json.loads((tmp_path / "lock.json").read_text())
+            (tmp_path / "lock.json").write_text(json.dumps(token | {"since": "later"}))
+            with pytest.raises(UserError, match="was taken over by another process"):
+                sleeper.add_report({"step": 64, "accuracy": 1.0})
+            with pytest.raises(UserError, match="was taken over"):
+                sleeper.keep_checkpoints(1)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_damaged_checkpoints_do_not_push_out_good_ones(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.checkpoint_dir.mkdir()
+    for number in (64, 128, 192):
+        for ending in ("index", "data-00000-of-00001"):
+            (folder.checkpoint_dir / f"model.ckpt-{number}.{ending}").write_text("x")
+    folder.set_aside([folder.checkpoint(192)])
+    folder.keep_checkpoints(1)
+    assert folder.checkpoints() == [folder.checkpoint(128)]
+
+
+def test_one_damaged_run_does_not_spoil_a_table(tmp_path):
+    for name, args, line in (("a", '{"method": "CSSL", "train_kimg": "x"}', ""),
+                             ("b", '{"method": "CSSL"}', '{"step": Infinity, "accuracy": 1}')):
+        (tmp_path / name / "args").mkdir(parents=True)
+        (tmp_path / name / "args" / "args.json").write_text(args)
+        (tmp_path / name / "metrics.jsonl").write_text(line + "\n")
+    found = run.read_runs([tmp_path])
+    assert [bool(r.problems) for r in found] == [True, True] and not any(r.finished for r in found)
+
+
 def test_the_lock_is_renewed(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "BEAT_SECONDS", 0.05)
     with RunFolder(tmp_path).lock():

@@ -35,9 +35,9 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"--rates={rates}: not a readable .npy file ({error})") from error
     else:
-        path = tf.train.latest_checkpoint(checkpoint) if Path(str(checkpoint)).is_dir() else checkpoint
-        if path is None:
-            raise UserError(f"--checkpoint={checkpoint}: no checkpoint in this directory")
+        from libml import experiment
+
+        path, _ = experiment.find_checkpoint(str(checkpoint))
         try:
             reader = tf.train.load_checkpoint(path)
         except (tf.errors.OpError, ValueError) as error:

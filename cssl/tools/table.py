@@ -23,7 +23,7 @@ def seed_list(text: str) -> list[int]:
         seeds: list[int] = []
         for item in text.split(","):
             first, _, last = item.partition("-")
-            seeds += range(int(first), int(last or first) + 1)
+            seeds += range(int(first), min(int(last or first), int(first) + 9999) + 1)
         return seeds
     except ValueError:
         raise UserError(f"Malformed --seeds={text}: expected seeds such as 1-5 or 1,2,4.") from None
