@@ -217,6 +217,7 @@ def test_a_python_user_is_told_of_onednn(monkeypatch, tmp_path):
 
 # Two processes, damaged folders, full disks, lost terminals.
 
+@pytest.mark.slow
 def test_two_processes_on_one_run(tmp_path):
     """The second is refused with one line; the first goes on undisturbed."""
     first = start(tmp_path, "--train_steps=100000")
@@ -295,6 +296,7 @@ def test_a_folder_in_which_nothing_was_trained_is_taken_over(tmp_path):
     assert cli.run(CSSL, ["cssl.py", *FLAGS, "--train_steps=8", f"--train_dir={tmp_path}"]) == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     """A limit on the size of files stands in for the disk: the checkpoint is the first that does not fit."""
     process = start(tmp_path, "--train_steps=16",

@@ -291,7 +291,7 @@ def augmented(method, digits, augment="d.d.d", network=None, **options):
                   augmenter=augmenter, seed=7, total_images=4096)
 
 
-@pytest.mark.parametrize("augment", ["d.d.d", "d.d.rac", "x.x.x"])
+@pytest.mark.parametrize("augment", [pytest.param("d.d.d", marks=pytest.mark.slow), "d.d.rac", "x.x.x"])
 def test_steps_are_a_function_of_seed_and_step(digits, augment):
     batches = list(data.batches(digits, batch=4, uratio=3).take(3))
     runs = []

@@ -139,6 +139,7 @@ def test_workers_with_different_flags(start, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_the_chief_ends_all(start, tmp_path):
     """Exit code 2 everywhere: a job that fails for good must not be queued again."""
     (tmp_path / "file").write_text("")
@@ -161,11 +162,11 @@ def test_run_continues_on_other_devices(command, tmp_path):
     assert len(environment["devices"]) == 4
 
 
-def test_errors_come_first(command, tmp_path):
-    arguments = ["-m", "cssl.fixmatch", *TINY, f"--train_dir={tmp_path / 'runs'}"]
-    done = command(*arguments, "--batch=10", "--num_devices=4", code=2)
+def test_errors_come_first(program, tmp_path):
+    arguments = [*TINY, f"--train_dir={tmp_path / 'runs'}"]
+    done = program(FixMatch, *arguments, "--batch=10", "--num_devices=4", code=2)
     assert "A batch of 10 does not divide over 4 replicas; the nearest that does is 8." in done.stderr
-    done = command(*arguments, "--jit", "--sync_bn", "--num_devices=2", code=2)
+    done = program(FixMatch, *arguments, "--jit", "--sync_bn", "--num_devices=2", code=2)
     assert "leave out one" in done.stderr
     assert not (tmp_path / "runs").exists()
 
