@@ -237,7 +237,11 @@ class Evaluation:
 def find_checkpoint(text: str) -> tuple[str, RunFolder | None]:
     """Returns a checkpoint's prefix and its run folder (None if it is not inside one), from a file, folder or run."""
     path = expand("eval_ckpt", text)
-    found = RunFolder(path).checkpoints() or RunFolder(path.parent).checkpoints() if path.is_dir() else []
+    found: list[str] = []
+    if path.is_dir():
+        run = RunFolder(path.parent if path.name == "tf" else path)
+        files = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
+        found = run.checkpoints() or [str(file.with_suffix("")) for file in files]
     prefix = found[-1] if found else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
     if not Path(prefix + ".index").exists():
         raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "

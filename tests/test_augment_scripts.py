@@ -28,8 +28,10 @@ def test_sheets_from_a_checkpoint(command, tmp_path):
 def test_sheet_errors(tmp_path):
     np.save(tmp_path / "wrong.npy", np.ones(3))
     tf.train.Checkpoint(other=tf.Variable(1.0)).write(str(tmp_path / "other"))
-    with pytest.raises(UserError, match="no checkpoint in this directory"):
-        sheets.read_rates(None, str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    for place in ("empty", "none"):
+        with pytest.raises(UserError, match="No checkpoint at"):
+            sheets.read_rates(None, str(tmp_path / place))
     with pytest.raises(UserError, match="no CTAugment rates"):
         sheets.read_rates(None, str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"rates of shape \(3,\)"):
@@ -38,8 +40,9 @@ def test_sheet_errors(tmp_path):
     for name in ("none.npy", "text.npy"):
         with pytest.raises(UserError, match="not a readable .npy file"):
             sheets.read_rates(str(tmp_path / name), None)
+    (tmp_path / "damaged.index").write_text("")
     with pytest.raises(UserError, match="not a readable checkpoint"):
-        sheets.read_rates(None, str(tmp_path / "none"))
+        sheets.read_rates(None, str(tmp_path / "damaged"))
     for flags, message in ((["--images=0"], "expected a positive number"),
                            ([f"--out={tmp_path / 'text.npy'}"], "Cannot write"),
                            (["--dataset=cifar11.1@40-1"], "Unknown dataset")):
