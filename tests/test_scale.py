@@ -101,7 +101,7 @@ def test_two_workers_survive_death_and_preemption(start, tmp_path):
 
     disturbed = [*LONG, f"--train_dir={tmp_path / 'disturbed'}"]
     killed = start(2, *disturbed)
-    killed.wait_for("accuracy .*\n")
+    killed.wait_for("(?s)accuracy .*accuracy .*\n")  # two reports: the checkpoint that follows the first is whole
     killed.processes[1].send_signal(signal.SIGKILL)
     assert killed.codes(LOST_SECONDS) == [75, -9], killed.output(0)
     assert "error: Worker 0 lost touch with another process" in killed.output(0)
