@@ -3,6 +3,7 @@
     from cssl import CSSL, RunConfig, train
     result = train(RunConfig.of(CSSL, dataset="digits.1@40-1"))
 """
+import functools
 import importlib
 import re
 import sys
@@ -32,6 +33,7 @@ _check_libml()
 from libml.lazy import exports  # noqa: E402 - of ours
 
 
+@functools.cache
 def methods() -> dict[str, str]:
     """Returns the methods of this package: class name -> module name. A method's module defines the class named like
     it, but for case and underscores; any other module is a helper."""

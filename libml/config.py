@@ -205,6 +205,15 @@ def _checked(name: str, value: Any, field: Any) -> Any:
     return value
 
 
+def _check_names(method: type[SSLModel], fields: dict[str, dataclasses.Field], values: dict[str, Any]) -> None:
+    """Raises OptionError for a name that is no option of the method."""
+    for name, value in values.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            raise OptionError(f"{name}={value!r}: {method.__name__} has no such option"
+                              f"{f'; did you mean {near[0]}?' if near else '.'}")
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A run: the method, its hyperparameters and the options that all methods have.
@@ -242,11 +251,7 @@ class RunConfig:
             **given: options by name.
         """
         fields = cls.fields(method)
-        for name in given:
-            if name not in fields:
-                near = difflib.get_close_matches(name, fields, 1)
-                raise OptionError(f"{name}={given[name]!r}: {method.__name__} has no such option"
-                                  f"{f'; did you mean {near[0]}?' if near else '.'}")
+        _check_names(method, fields, given)
         values = {name: _checked(name, given.get(name, field.default), field) for name, field in fields.items()}
         if train_steps is not None and "train_kimg" in given:
             raise UserError("--train_steps and --train_kimg both say how long to train; give one of them.")
@@ -319,9 +324,7 @@ class RunConfig:
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a copy with other values; nothing else changes."""
         fields = self.fields(self.method)
-        for name in changes:
-            if name not in fields:
-                raise OptionError(f"{name}={changes[name]!r}: {self.method.__name__} has no such option.")
+        _check_names(self.method, fields, changes)
         values = self.values() | {name: _checked(name, value, fields[name]) for name, value in changes.items()}
         return self._from_values(self.method, values, self.given | set(changes), self.presets - set(changes))
 

@@ -196,8 +196,8 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
 
 def _conclude(trainer: Trainer, seconds: float) -> None:
     """Writes the medians of the last reports, prints the result and what to do next."""
-    medians = trainer.folder.write_stats(METRICS)
-    reports, path = len(trainer.folder.read().metrics), shlex.quote(str(trainer.folder.path))
+    run, path = trainer.folder.read(), shlex.quote(str(trainer.folder.path))
+    medians, reports = trainer.folder.write_stats(METRICS, run), len(run.metrics)
     if trainer.updates >= trainer.total_updates:
         trainer.log(f"Finished after {trainer.updates} updates; this process took {format_seconds(seconds)}.")
     if not medians:

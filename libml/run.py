@@ -312,9 +312,9 @@ class RunFolder:
         write_atomically(self.stats / "rates.npy", lambda file: np.save(file, rates))
         write_text(self.stats / "rates.json", json.dumps(description))
 
-    def write_stats(self, metrics: Iterable[str]) -> dict[str, dict[str, float]]:
-        """Writes and returns the medians of each metric the run has: stats/accuracy.json, stats/ece.json …"""
-        run, written = self.read(), {}
+    def write_stats(self, metrics: Iterable[str], run: Run) -> dict[str, dict[str, float]]:
+        """Writes and returns the medians of each metric of the run, as read: stats/accuracy.json, stats/ece.json …"""
+        written = {}
         for metric in metrics:
             _, values = run.series(metric)
             if len(values):

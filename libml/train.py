@@ -184,7 +184,6 @@ class Trainer:
         stale = list(self.folder.checkpoint_dir.glob("events.out.tfevents.*"))
         with self._whole_or_error("event file"):
             self._writer = tf.summary.create_file_writer(str(self.folder.checkpoint_dir))
-        with self._whole_or_error("event file"):
             for report in reports:
                 self._summarize(report)
             self._writer.flush()

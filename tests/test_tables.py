@@ -93,7 +93,7 @@ def test_unreadable_configuration(tmp_path):
 def test_write_stats(tmp_path):
     path = write_run(tmp_path, [10, 20, 30], [0.3, 0.2, 0.1])
     (path / "stats/ece.json").write_text("old")
-    RunFolder(path).write_stats(METRICS)
+    RunFolder(path).write_stats(METRICS, RunFolder(path).read())
     for name, last, middle in (("accuracy", 30, 20), ("ece", 0.1, 0.2)):
         assert json.loads((path / f"stats/{name}.json").read_text()) == {
             "last01": last, "last10": middle, "last20": middle, "last50": middle}

@@ -20,7 +20,8 @@ def main(metric: str = "accuracy") -> int:
     failed = False
     for path in find_runs(args.runs):
         folder = RunFolder(path)
-        run, written = folder.read(), folder.write_stats([args.metric]).get(args.metric)
+        run = folder.read()
+        written = folder.write_stats([args.metric], run).get(args.metric)
         problems = run.problems + ([] if written else [f"no {args.metric} to extract"])
         if written:
             state = "" if run.finished else f"  unfinished: {run.progress()}"
