@@ -168,7 +168,7 @@ class ProcessGroup:
             place = tf.one_hot(context.replica_id_in_sync_group, replicas, dtype=values.dtype)
             return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * values)
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(values):
             return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
 

@@ -22,7 +22,7 @@ class Evaluator:
             both = tf.stack([tf.nn.softmax(model.infer(mine, ema=ema)) for ema in (True, False)], 1)
             return context.all_gather(both, 0) if replicas > 1 else both
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(chunk):
             return strategy.experimental_local_results(strategy.run(predict, args=(chunk,)))[0]
 

@@ -210,22 +210,24 @@ class Trainer:
                                tf.ones([], tf.float64)])
             return tf.pad(values, [[CAPACITY - len(self.scalar_names), 0]])  # the count is the last
 
-        @tf.function
+        @tf.function(autograph=False)  # which would rewrite everything that the step calls
         def run(iterator, count):
             """Runs `count` updates, or fewer if the loss stops being a number; returns the last step's scalars."""
-            done, last = tf.zeros([], tf.int64), tf.zeros([CAPACITY + 1], tf.float64)
-            while done < count and tf.reduce_all(tf.math.is_finite(last)):
-                values = strategy.run(step, args=(next(iterator),))
+            def update(done, _):
+                values = strategy.run(step, args=(iterator.get_next(),))
                 last = strategy.experimental_local_results(values)[0]  # equal on all replicas
                 self.totals.assign_add(last)
-                done += 1
-            return last
+                return done + 1, last
+
+            start = tf.zeros([], tf.int64), tf.zeros([CAPACITY + 1], tf.float64)
+            return tf.while_loop(lambda done, last: (done < count) & tf.reduce_all(tf.math.is_finite(last)), update,
+                                 start)[1]
 
         return run
 
     def _try_jit(self, updates: int) -> None:
         """Compiles the step before anything depends on it; goes on without XLA if it cannot."""
-        run = tf.function(lambda batch: self.strategy.run(self.model.trial_loss, args=(batch,)))
+        run = tf.function(lambda batch: self.strategy.run(self.model.trial_loss, args=(batch,)), autograph=False)
         try:
             run(next(self._batches(updates)))
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:

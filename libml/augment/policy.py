@@ -1,6 +1,7 @@
 """Running policies: every image of a batch goes through its own operations, in the graph or through Pillow."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -15,13 +16,21 @@ def _call(op: Op, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
     return op.graph(images, *(params[:, i] for i in range(op.parameters)))
 
 
-def _partitioned(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
-    """Each operation sees only its own images: one partition and one stitch per batch."""
-    parts = tf.dynamic_partition(images, ops, len(table))
-    part_params = tf.dynamic_partition(params, ops, len(table))
-    index = tf.dynamic_partition(tf.range(images.shape[0]), ops, len(table))
-    done = [_call(*args) for args in zip(table, parts, part_params, strict=True)]
-    return tf.reshape(tf.dynamic_stitch(index, done), images.shape)
+@functools.cache
+def _partitioned(table: tuple[Op, ...], height: int, width: int, channels: int) -> Callable:
+    """Returns a function (images, ops, params) -> images for any number of images, so that operations are traced once
+    for all views: each operation sees only its own images, with one partition and one stitch per batch."""
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True}, input_signature=[
+        tf.TensorSpec([None, height, width, channels], tf.uint8), tf.TensorSpec([None], tf.int32),
+        tf.TensorSpec([None, None], tf.float32)])
+    def run(images, ops, params):
+        parts = tf.dynamic_partition(images, ops, len(table))
+        part_params = tf.dynamic_partition(params, ops, len(table))
+        index = tf.dynamic_partition(tf.range(tf.shape(images)[0]), ops, len(table))
+        done = [_call(*args) for args in zip(table, parts, part_params, strict=True)]
+        return tf.dynamic_stitch(index, done)
+
+    return run
 
 
 def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
@@ -55,9 +64,10 @@ def run_policy(table: Mapping[str, Op], images: tf.Tensor, policy: Policy, compi
     """Applies policy["ops"][:, 0], then [:, 1], … to uint8 images; `compiled` says that XLA compiles this code."""
     entries, ops, params = list(table.values()), policy["ops"], policy["params"]
     if not compiled:
+        run, shape = _partitioned(tuple(entries), *images.shape[1:]), images.shape
         for slot in range(ops.shape[1]):
-            images = _partitioned(entries, images, ops[:, slot], params[:, slot])
-        return images
+            images = run(images, ops[:, slot], params[:, slot])
+        return tf.reshape(images, shape)
     # A loop in the graph, so that the operations are compiled once and not once per slot.
     body = lambda slot, x: (slot + 1, _chunked(entries, x, ops[:, slot], params[:, slot]))  # noqa: E731
     return tf.while_loop(lambda slot, _: slot < ops.shape[1], body, [tf.constant(0), images])[1]
