@@ -247,7 +247,7 @@ class SSLModel(_KerasModel):
             self.method_state[name] = state(name, value.shape, "zeros", value.dtype.name)
             self.method_state[name].assign(value)
         self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
-        self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True)
+        self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True, autograph=False)
         self.built = True
 
     def _class_prior(self) -> np.ndarray:

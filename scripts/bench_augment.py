@@ -71,7 +71,7 @@ def main() -> None:
     plain = Augmenter("d.d.d", jit_compile=False, threads=args.threads, **settings)
     seed = tf.constant([0, 0])
     samples = augmenter.sample_strong(n, seed)
-    strong, strong_plain = tf.function(augmenter.strong), tf.function(plain.strong)
+    strong, strong_plain = tf.function(augmenter.strong, autograph=False), tf.function(plain.strong)
     assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(images, samples)), "graph and Pillow differ"
     best = _best({
         "pillow": lambda: augmenter.strong_reference(images, samples),

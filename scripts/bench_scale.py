@@ -54,7 +54,7 @@ def measure(config: dict, steps: int) -> dict:
         model = experiment.build(run.with_data(dataset), dataset)
     batches = distributed_batches(dataset, strategy, batch=config["batch"], uratio=URATIO)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         losses = strategy.run(lambda batch: model.train_step(batch)["losses/total"], args=(next(batches),))
         return strategy.experimental_local_results(losses)[0]

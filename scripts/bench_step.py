@@ -37,7 +37,7 @@ def contenders(batch: int, uratio: int, filters: int, repeat: int):
     config = RunConfig.of(CSSL, batch=batch, uratio=uratio, filters=filters, repeat=repeat).with_data(dataset)
     model, bare = experiment.build(config, dataset), experiment.build(config, dataset).network
     batches = iter(data.batches(dataset, batch=batch, uratio=uratio))
-    whole = tf.function(lambda: model.train_step(next(batches))["losses/total"])
+    whole = tf.function(lambda: model.train_step(next(batches))["losses/total"], autograph=False)
 
     bare.compile(optimizer=keras.optimizers.SGD(0.03, momentum=0.9, nesterov=True),
                  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -174,7 +174,7 @@ def test_pipeline_on_real_images(spec, jit_compile):
     augmenter = Augmenter(spec, jit_compile=jit_compile, **CIFAR)
     if augmenter.learns_rates:
         augmenter.rates.assign(tf.random.stateless_uniform(augmenter.rates.shape, seed_of(0, 0), 0.5, 1.0))
-    strong = tf.function(augmenter.strong)
+    strong = tf.function(augmenter.strong, autograph=False)
     for s in range(3):
         view = strong(images, seed_of(s, 1)).numpy()
         samples = augmenter.sample_strong(len(images), seed_of(s, 1))
@@ -189,7 +189,7 @@ def test_pipeline_on_real_images(spec, jit_compile):
 def test_pipeline_on_random_images(spec):
     augmenter = Augmenter(spec, jit_compile=False, image_shape=(20, 28, 3), mirror=True, shift=3, depth=3)
     images = np.random.default_rng(1).integers(0, 256, (48, 20, 28, 3), dtype=np.uint8)
-    view = tf.function(augmenter.strong)(images, seed_of(5, 6)).numpy()
+    view = tf.function(augmenter.strong, autograph=False)(images, seed_of(5, 6)).numpy()
     assert np.array_equal(view, augmenter.strong_reference(images, augmenter.sample_strong(48, seed_of(5, 6))))
 
 
@@ -312,7 +312,7 @@ def test_update_is_sequential(crowded):
         policy = {"ops": policy["ops"] % 2, "params": policy["params"] * 0.1}
     probabilities, labels = random_predictions(64)
     expected = python_update(augmenter.rates.numpy(), policy, probabilities, labels, 0.9)
-    update = tf.function(functools.partial(learn, augmenter))
+    update = tf.function(functools.partial(learn, augmenter), autograph=False)
     update(policy, probabilities, labels)
     # Rates are at most 1 and sum at most 128 float32 terms that shrink geometrically: a few steps of 6e-8.
     np.testing.assert_allclose(augmenter.rates, expected, rtol=0, atol=1e-6)
@@ -415,7 +415,7 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     """All nodes of a step's augmentation: those that run as single kernels, those that XLA compiles."""
     augmenter = Augmenter(spec, **CIFAR)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(images, seed, probabilities, labels):
         views = [augmenter.labeled(images, seed), augmenter.weak(images, seed), augmenter.strong(images, seed)]
         if augmenter.learns_rates:

@@ -158,7 +158,7 @@ def split_train(replicas, make_network, steps=3):
         return tf.nest.map_structure(lambda array: part(array, context.replica_id_in_sync_group), views)
 
     per_replica = strategy.experimental_distribute_values_from_function(distribute)
-    run = tf.function(lambda values: strategy.run(model.train_on_views, args=(values,)))
+    run = tf.function(lambda values: strategy.run(model.train_on_views, args=(values,)), autograph=False)
     for _ in range(steps):
         scalars = run(per_replica)
     return model, strategy, {name: [float(v) for v in strategy.experimental_local_results(value)]

@@ -115,7 +115,7 @@ def on_two_replicas(method, network, *updates, **arguments):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     with strategy.scope():
         model = make(method, network, replicas=2, **arguments)
-    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)))
+    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
     for halves in updates:
         train(strategy.experimental_distribute_values_from_function(
             lambda context, halves=halves: halves[context.replica_id_in_sync_group]))

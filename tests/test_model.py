@@ -297,7 +297,7 @@ def test_steps_are_a_function_of_seed_and_step(digits, augment):
     runs = []
     for _ in range(2):
         model = augmented(CSSL, digits, augment)
-        step = tf.function(model.train_step)
+        step = tf.function(model.train_step, autograph=False)
         runs.append([float(step(batch)["losses/total"]) for batch in batches]
                     + [v.numpy().tobytes() for v in model.network.variables])
     assert runs[0] == runs[1]
@@ -339,7 +339,7 @@ def test_any_keras_classifier_can_be_trained(digits):
                                 keras.layers.Dense(10)])
     model = augmented(CSSL, digits, network=network)
     before = [v.numpy().copy() for v in network.variables]
-    step = tf.function(model.train_step)
+    step = tf.function(model.train_step, autograph=False)
     for batch in data.batches(digits, batch=4, uratio=3).take(2):
         scalars = step(batch)
     assert np.isfinite(float(scalars["losses/total"]))
@@ -376,7 +376,7 @@ def test_a_step_reads_every_variable_once(digits, method, augment):
     model = augmented(method, digits, augment)
     batch = next(iter(data.batches(digits, batch=4, uratio=model.options.uratio)))
     reads, written = Counter(), set()
-    for op in tf.function(model.train_step).get_concrete_function(batch).graph.get_operations():
+    for op in tf.function(model.train_step, autograph=False).get_concrete_function(batch).graph.get_operations():
         if op.type == "ReadVariableOp":
             reads[op.inputs[0].name] += 1
         elif op.type.startswith("Assign"):

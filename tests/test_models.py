@@ -293,7 +293,7 @@ def test_stateless_call_equals_call(arch):
         target.assign(source)
     before = [v.numpy() for v in net.variables]
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(trainable, statistics, training):
         return net.stateless_call(trainable, statistics, x, training=training, seed=tf.constant([1, 2]))
 
@@ -315,8 +315,8 @@ def test_stateless_call_equals_call(arch):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_compiled_by_xla(arch):
     net, x = small(arch, repeat=1, dropout=0.3), images()
-    plain, compiled = (tf.function(gradients, jit_compile=jit)(net, x, seed=tf.constant([1, 2]), mc_dropout=True)
-                       for jit in (False, True))
+    plain, compiled = (tf.function(gradients, jit_compile=jit, autograph=False)(
+        net, x, seed=tf.constant([1, 2]), mc_dropout=True) for jit in (False, True))
     for a, b in zip(tf.nest.flatten(plain), tf.nest.flatten(compiled), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)  # same random numbers, other order of float32 sums
 
@@ -384,7 +384,7 @@ def test_replicas(strategy, sync_bn):
         randomize(model)
     x = images(8) * np.linspace(0.5, 2, 8).reshape(-1, 1, 1, 1).astype(np.float32)  # halves that differ clearly
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(per_replica):
         return strategy.run(gradients, args=(net, per_replica))
 

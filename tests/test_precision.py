@@ -43,7 +43,7 @@ def views():
 
 
 def train(model, steps):
-    run, batch = tf.function(model.train_on_views), views()
+    run, batch = tf.function(model.train_on_views, autograph=False), views()
     return np.array([[float(value) for _, value in sorted(run(batch).items()) if _.startswith("losses")]
                      for _ in range(steps)])
 
@@ -77,7 +77,7 @@ def test_gradients_are_finite_and_those_of_float32():
     """
     def gradient(precision):
         model = make_model(precision)
-        values = tf.function(lambda v: model._gradients(v, model.read_state())["gradients"])(views())
+        values = tf.function(lambda v: model._gradients(v, model.read_state())["gradients"], autograph=False)(views())
         return np.concatenate([value.numpy().ravel() for value in values])
 
     reference = gradient("off")
@@ -90,7 +90,7 @@ def test_gradients_are_finite_and_those_of_float32():
 
 def test_overflow_skips_the_update_and_halves_the_scale():
     model = make_model("float16")
-    run, batch = tf.function(model.train_on_views), views()
+    run, batch = tf.function(model.train_on_views, autograph=False), views()
     model.loss_scale.assign(2.0 ** 24)  # gradients beyond float16's 65504
     before = [v.numpy() for v in tf.nest.flatten(model.checkpoint_items()) if v.dtype == tf.float32]
     names = [v.name for v in tf.nest.flatten(model.checkpoint_items()) if v.dtype == tf.float32]

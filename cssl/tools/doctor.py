@@ -200,7 +200,7 @@ def trajectory_deviations() -> list[float]:
     for variable, values in zip(network.trainable_variables, np.split(golden["init"], ends[:-1]), strict=True):
         variable.assign(values.reshape(variable.shape))
     model = FixMatch(network, 10, options=FixMatch.Options(batch=4, uratio=3, confidence=0.3), total_images=1024)
-    step = tf.function(model.train_on_views)
+    step = tf.function(model.train_on_views, autograph=False)
 
     def to_float(x):
         return tf.constant(x.astype(np.float32) / np.float32(127.5) - np.float32(1))
@@ -313,7 +313,7 @@ def training_step(device: str, data, **options):
     if not all(place.endswith(device) for place in places):
         raise Failed(f"variables are on {', '.join(sorted(places))} instead of {device}")
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         with on(device):
             return model.train_step(batch)["losses/total"]
