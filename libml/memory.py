@@ -4,6 +4,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from libml.errors import UserError
@@ -31,10 +33,19 @@ def count(config: RunConfig, image_shape: Sequence[int]) -> int:
     return 4 * (weights * 5 + maps * options.batch * views)
 
 
+def machine_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns the bytes of memory this process may use: the machine's, or what its container is given."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # of version 2 and 1 of cgroups
+        with suppress(OSError, ValueError):  # another system; "max"
+            sizes.append(int(limit.read_text()))
+    return min(sizes)
+
+
 def check(config: RunConfig, image_shape: Sequence[int], processes: int = 1, available: int | None = None) -> None:
     """Raises UserError if a process of a run cannot fit into memory, this machine's unless another size is given."""
     if available is None:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        available = machine_memory()
     needed = count(config, image_shape) // processes
     if needed > available:
         raise UserError(f"This run needs about {_gigabytes(needed)} of memory, and there are {_gigabytes(available)}: "

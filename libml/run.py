@@ -246,8 +246,16 @@ class RunFolder:
         for folder in (self.args.parent, self.checkpoint_dir, self.stats):
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
+                self._sweep(folder)
+        self._sweep(self.path)
         write_text(self.args, config.to_json())
         write_text(self.environment, json.dumps(environment, indent=1))
+
+    def _sweep(self, folder: Path) -> None:
+        """Deletes what killed processes left half written, by this class's and TensorFlow's names for it."""
+        for file in folder.iterdir():
+            if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
+                file.unlink(missing_ok=True)
 
     def finished(self, config: RunConfig) -> Run | None:
         """Returns the run if it is this very one and has reached its end."""

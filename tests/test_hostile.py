@@ -126,6 +126,15 @@ def test_the_estimate_of_memory_is_near_what_was_measured():
     memory.check(config, (32, 32, 3), available=24 * 10 ** 9)
 
 
+@pytest.mark.parametrize(("name", "text", "expected"), [
+    ("memory.max", "1000000\n", 10 ** 6), ("memory/memory.limit_in_bytes", "1000000\n", 10 ** 6),
+    ("memory.max", "max\n", None), ("other", "", None)])
+def test_memory_is_that_of_the_container(tmp_path, name, text, expected):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert memory.machine_memory(tmp_path) == (expected or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
 def test_upper_bounds_of_methods_own_numbers():
     with pytest.raises(UserError, match="mc_passes"):
         RunConfig.of(UPSMatch, mc_passes=10 ** 9)

@@ -215,3 +215,21 @@ def test_checkpoints_are_found_by_their_files(tmp_path):
 
     assert tf.train.latest_checkpoint(str(folder.checkpoint_dir)) == folder.checkpoint(1024)
     assert folder.checkpoints() == [folder.checkpoint(256), folder.checkpoint(1024)]
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path):
+    code = ("import os, signal, sys; from pathlib import Path; from libml.run import write_atomically\n"
+            "write_atomically(Path(sys.argv[1]), lambda file: os.kill(os.getpid(), signal.SIGKILL))")
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=str(tmp_path))
+    folder = RunFolder(config.folder())
+    targets = [folder.args, folder.stats / "predictions.npz", folder.reports]
+    for target in targets:
+        assert subprocess.run([sys.executable, "-c", code, target], cwd=ROOT).returncode == -signal.SIGKILL
+    kept = folder.stats / ".hidden"
+    kept.touch()
+    folder.checkpoint_dir.mkdir()
+    (folder.checkpoint_dir / "model.ckpt-8.data-00000-of-00001.tempstate1234567").touch()
+    assert len([file for file in folder.path.rglob(".*") if file.is_file()]) == len(targets) + 1
+    folder.claim(config, {})
+    assert [file for file in folder.path.rglob("*") if file.is_file() and file not in
+            (folder.args, folder.environment)] == [kept]
