@@ -59,7 +59,7 @@ def method(name: str) -> Any:
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
     "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
-    "from_arrays": "libml.data"})
+    "from_arrays": "libml.data", "UserError": "libml.errors"})
 
 
 def find_run(checkpoint: str | Path, method_class: Any = None) -> tuple[str, Any, Any]:

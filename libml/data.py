@@ -98,7 +98,7 @@ class SSLData:
         return {name: pair for name, pair in found.items() if len(pair[1])}
 
 
-def load(name: str, data_dir: str | Path, image_size: int = 32) -> SSLData:
+def load(name: str, data_dir: str | Path = "~/tensorflow_datasets", image_size: int = 32) -> SSLData:
     """Loads a dataset by name; `image_size` is used by folder datasets only."""
     parsed = parse_name(name)
     data_dir = expand("data_dir", str(data_dir))

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,14 @@ def check_network(network: keras.Model, num_classes: int) -> None:
     last = network.layers[-1] if shape is not None else None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
         raise UserError(f"The network {network.name} ends in a softmax; expected logits: leave it out.")
+
+
+def check_passes(model: KerasModel, network: keras.Model, options: Iterable[str]) -> None:
+    """Raises UserError where a pass asks for what a model of mere layers would take, and ignore."""
+    if list(options) and type(network).call.__module__.startswith("keras."):
+        raise UserError(f"{type(model).__name__} needs a network that knows {', '.join(options)}, which the "
+                        f"{type(network).__name__} {network.name} does not: use one of libml.models, or your own "
+                        "whose call takes it.")
 
 
 class Optimizer:
@@ -319,11 +327,12 @@ class KerasModel(_KerasModel):
         """Makes a model of what `get_config` returned; weights and state are not part of that."""
         config = dict(config)
         with dtype_policy(config.pop("dtype_policy")), keras.saving.CustomObjectScope(custom_objects or {}):
+            augmenter = config.pop("augmenter", None)
             given = {name: keras.saving.deserialize_keras_object(value) for name, value in config.items()}
             if isinstance(given.get("options"), dict):
                 given["options"] = cls.Options(**given["options"])
-            if given.get("augmenter") is not None:
-                given["augmenter"] = augment.Augmenter.from_config(given["augmenter"])
+            if augmenter is not None:
+                given["augmenter"] = augment.Augmenter.from_config(augmenter)
             if given.get("image_statistics") is not None:
                 given["image_statistics"] = tuple(np.float32(part) for part in given["image_statistics"])
             return cls(**given)

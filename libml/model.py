@@ -12,7 +12,7 @@ import numpy as np
 
 from libml import augment, losses, monitors, optim
 from libml.config import make_options, option
-from libml.keras_model import KerasModel, Optimizer, check_network
+from libml.keras_model import KerasModel, Optimizer, check_network, check_passes
 from libml.lazy import keras, tf
 
 ALIGNMENT_LENGTH = 128  # batches in the moving average of predictions
@@ -99,6 +99,7 @@ class Step:
             **options: further arguments of the network's call, such as `mc_dropout`.
         """
         weights = self.ema_weights if ema else self.weights
+        check_passes(self.model, self.model.network, options)
         if self.model.network_takes_seed:
             options["seed"] = self.new_seed()
         if outputs is not None:
@@ -189,6 +190,7 @@ class SSLModel(KerasModel):
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
     needs_float32 = False  # whether half precision would break it
+    pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SharedOptions):
@@ -203,6 +205,7 @@ class SSLModel(KerasModel):
                  jit: bool = False, set_sizes: tuple[int, int] = (0, 0), **hyperparameters):
         super().__init__(name=type(self).__name__.lower())
         check_network(network, num_classes)
+        check_passes(self, network, self.pass_options)
         self.network, self.num_classes = network, num_classes
         self.augmenter: Any = augmenter
         self.options: Any = make_options(type(self), options, hyperparameters)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.config import default_scales
+from libml.errors import UserError
 from libml.keras_model import PACKAGE, dtype_policy
 
 
@@ -313,6 +314,9 @@ class Heads(keras.Model):
     """
 
     def __init__(self, network: keras.Model, heads: dict[str, int | keras.layers.Layer], seed: int | None = None):
+        if not hasattr(network, "classifier"):
+            raise UserError(f"The network {network.name} has no embedding for the heads {', '.join(heads)}: use one of "
+                            "libml.models, or one of your own with `classifier` and `outputs` as there.")
         super().__init__(name=f"{network.name}_heads")
         self.network, self.seed = network, seed
         self.image_shape = getattr(network, "image_shape", None)

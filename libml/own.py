@@ -46,13 +46,14 @@ def build_network(builder: Builder, num_classes: int, image_shape: tuple[int, in
             network(tf.zeros([1, *image_shape]))  # creates the weights
     check_network(network, num_classes)
     try:
-        shape = tuple(network.compute_output_spec(keras.KerasTensor((2, *image_shape)), training=False).shape)
+        logits, _ = network.stateless_call(network.trainable_variables, network.non_trainable_variables,
+                                           tf.zeros([2, *image_shape]), training=False)  # as training calls it
     except Exception as error:  # layers raise whatever they like
         raise UserError(f"The network {network.name} does not take images of {image_shape} "
                         f"({str(error).strip().splitlines()[0][:200]}).") from error
-    if shape != (2, num_classes):
-        raise UserError(f"The network {network.name} makes {shape} of two images; expected (2, {num_classes}): one "
-                        "logit per class.")
+    if logits.shape != (2, num_classes):
+        raise UserError(f"The network {network.name} makes {logits.shape} of two images; expected (2, {num_classes}): "
+                        "one logit per class.")
     return network
 
 
