@@ -59,10 +59,26 @@ def method(name: str) -> Any:
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
     "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
-    "from_arrays": "libml.data"})
+    "from_arrays": "libml.data", "UserError": "libml.errors"})
 
 
-def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None) -> dict:
+def find_run(checkpoint: str | Path, method_class: Any = None) -> tuple[str, Any, Any]:
+    """Returns the prefix of a checkpoint, its run folder and the run's configuration; None for these outside a run.
+
+    `method_class` is the class of a method that is not in this package.
+    """
+    from libml import experiment
+
+    prefix, run = experiment.find_checkpoint(str(checkpoint))
+    if run is None:
+        return prefix, None, None
+    name = run.read().method
+    ours = method_class is not None and method_class.__name__ == name
+    return prefix, run, experiment.stored_config(run, method_class if ours else method(name))
+
+
+def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
+             network: Any = None) -> dict:
     """Evaluates a run, or one of its checkpoints, as the run's own configuration describes it; returns its scores by
     tag (`accuracy`, `ece/raw`, `nll/valid` …).
 
@@ -71,12 +87,33 @@ def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", me
         data: what to evaluate on, instead of the run's own dataset.
         data_dir: folder of the TFDS datasets.
         method_class: the class of a method that is not in this package.
+        network: the function that built the network, where `train` got one.
     """
     from libml import experiment
 
-    prefix, run = experiment.find_checkpoint(str(checkpoint))
+    prefix, run, config = find_run(checkpoint, method_class)
     if run is None:
         raise ValueError(f"{checkpoint} is not in a run folder, which would describe its model.")
-    config = experiment.stored_config(run, method_class or method(run.read().method))
     config = config.replace(data_dir=data_dir) if data_dir else config
-    return experiment.evaluate(config, prefix, data).scores
+    return experiment.evaluate(config, prefix, data, network).scores
+
+
+def load_model(path: str | Path, **arguments: Any) -> Any:
+    """Loads what `model.save` wrote: keras.saving.load_model, which here knows all methods and networks.
+
+    A method from outside this package is known once its class is defined; own functions and layers are registered with
+    Keras, or given as `custom_objects`.
+    """
+    import keras
+
+    from libml import keras_model, models
+
+    del models  # its networks register themselves
+    for name in methods():
+        method(name)
+    classes = keras_model.KerasModel.__subclasses__()
+    while classes:
+        cls = classes.pop()
+        keras_model.register(cls)
+        classes += cls.__subclasses__()
+    return keras.saving.load_model(path, **arguments)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 TRAIN_STEPS = "length in updates, instead of train_kimg"
 
 
-def main(method: type[SSLModel]) -> None:
-    """The program of a method."""
-    exit_on_user_error(lambda: run(method, sys.argv))
+def main(method: type[SSLModel], *, network: Callable | None = None, strong: Callable | None = None) -> None:
+    """The program of a method, with a network or a strong augmentation of its own if `train` is to take them."""
+    exit_on_user_error(lambda: run(method, sys.argv, network, strong))
 
 
 def console(name: str | None = None) -> None:
@@ -78,6 +79,8 @@ def define_flags(method: type[SSLModel]) -> flags.FlagValues:
     values = flags.FlagValues()
     define: dict[type, Any] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
     for name, field in RunConfig.fields(method).items():
+        if not field.metadata["flag"]:
+            continue
         text, choices = field.metadata["help"], field.metadata["choices"]
         if choices:
             flags.DEFINE_enum(name, str(field.default), choices, text, flag_values=values)
@@ -94,6 +97,8 @@ def help_text(method: type[SSLModel]) -> str:
     for title, options in RunConfig.groups(method).items():
         lines.append(f"{title}:")
         for name, field in describe(options).items():
+            if not field.metadata["flag"]:
+                continue
             choices = f" ({'|'.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
             default = "" if field.default == "" else f" [{field.default}]"
             lines.append(f"  --{name}{choices}{default}\n      {field.metadata['help']}")
@@ -118,12 +123,14 @@ def configuration(method: type[SSLModel], argv: list[str]) -> RunConfig:
         raise UserError(f"{message} (--help lists the flags)") from error
     if len(rest) > 1:
         raise UserError(f"Unexpected argument {rest[1]!r}; flags are written --name=value (--help lists them).")
-    given = {name: values[name].value for name in (*RunConfig.fields(method), "train_steps") if values[name].present}
+    names = [name for name in (*RunConfig.fields(method), "train_steps") if name in values]
+    given = {name: values[name].value for name in names if values[name].present}
     given["data_dir"] = given.get("data_dir") or str(default_data_dir())
     return RunConfig.of(method, **given)
 
 
-def run(method: type[SSLModel], argv: list[str]) -> int:
+def run(method: type[SSLModel], argv: list[str], network: Callable | None = None,
+        strong: Callable | None = None) -> int:
     """Does what a command line says; returns the exit code."""
     if any(argument in ("--help", "-h", "-help", "--helpfull") for argument in argv[1:]):
         print(help_text(method))
@@ -133,23 +140,21 @@ def run(method: type[SSLModel], argv: list[str]) -> int:
     from libml import experiment
 
     if config.data.eval_ckpt:
-        return evaluate(config)
+        return evaluate(config, network)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that is closed does not end training; train.log goes on
     try:
-        experiment.train(config, environment=os.environ)
+        experiment.train(config, network=network, strong=strong, environment=os.environ)
     except experiment.Interrupted as interrupted:
         return 128 + interrupted.signum
     return 0
 
 
-def evaluate(config: RunConfig) -> int:
+def evaluate(config: RunConfig, network: Callable | None = None) -> int:
     """Prints the scores of both models of a checkpoint; the run's own configuration describes the model."""
     from libml import experiment
 
-    prefix, run = experiment.find_checkpoint(config.data.eval_ckpt)
+    prefix, run, found = cssl.find_run(config.data.eval_ckpt, config.method)
     if run is not None:
-        name = run.read().method
-        found = experiment.stored_config(run, config.method if name == config.method.__name__ else cssl.method(name))
         stored, asked = found.values(), config.values()
         for option in sorted(config.given & set(stored) - {"dataset"}):
             if found.fields(found.method)[option].metadata["fixed"] and stored[option] != asked[option]:
@@ -159,5 +164,5 @@ def evaluate(config: RunConfig) -> int:
         if "dataset" in config.given:  # other images for the same network
             changes["dataset"] = config.data.dataset
         config = found.replace(**changes)
-    print(experiment.evaluate(config, prefix))
+    print(experiment.evaluate(config, prefix, network=network))
     return 0

@@ -15,6 +15,8 @@ from libml.model import SSLModel
 class UPSMatch(SSLModel):
     """FixMatch's loss where max q >= tau and the dropout passes agree about the class to within kappa."""
 
+    pass_options = ("mc_dropout",)
+
     @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """UPSMatch's own hyperparameters; the paper searched tau in {0.7, 0.95}, kappa in {0.1, 0.25, 0.5}."""

@@ -28,7 +28,7 @@ MAX_NAME = 250  # characters of a folder's name
 
 def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
            choices: tuple = (), named: bool | None = None, fixed: bool = True, row: bool = True, local: bool = False,
-           needs: str = "") -> Any:
+           needs: str = "", flag: bool = True) -> Any:
     """Declares one option of a dataclass of options.
 
     Args:
@@ -44,10 +44,11 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
         local: whether the processes of one run may have different values.
         needs: what a method must use for it to have an effect: "unlabelled images", "alignment" or
             "CTAugment"; "" for an effect with every method.
+        flag: whether the command line has it.
     """
     return dataclasses.field(default=default, metadata={
         "help": help, "low": low, "high": high, "above": above, "choices": choices, "named": named, "fixed": fixed,
-        "row": row, "local": local, "needs": needs})
+        "row": row, "local": local, "needs": needs, "flag": flag})
 
 
 def expand(name: str, path: str) -> Path:
@@ -86,6 +87,7 @@ class NetworkOptions:
     repeat: int = option(4, "residual blocks per stage", low=1, named=True)
     scales: int = option(0, "stages, each at half the resolution; 0: ceil(log2(width)) - 2", low=0, named=True)
     bn_momentum: float = option(0.999, "momentum of batch normalisation's moving statistics", low=0, high=1)
+    own_network: str = option("", "name and digest of a network that a program brings along", named=False, flag=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class AugmentOptions:
     ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False,
                         needs="CTAugment")
     adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False, needs="CTAugment")
+    own_strong: str = option("", "name of a strong augmentation that a program brings along", named=False, flag=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +217,15 @@ def _check_names(method: type[SSLModel], fields: dict[str, dataclasses.Field], v
                               f"{f'; did you mean {near[0]}?' if near else '.'}")
 
 
+def make_options(method: type[SSLModel], options: Any, given: dict[str, Any]) -> Any:
+    """Returns the options of a model, checked: an instance of the method's `Options`, or values by name."""
+    if options is not None and given:
+        raise UserError(f"Got options and also {', '.join(given)}: put them all into options, or leave that out.")
+    fields = describe(method.Options)
+    _check_names(method, fields, given)
+    return options or method.Options(**{name: _checked(name, value, fields[name]) for name, value in given.items()})
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A run: the method, its hyperparameters and the options that all methods have.
@@ -309,7 +321,7 @@ class RunConfig:
         Of strided 1x1 convolutions between channels that are not multiples of 16, its filter gradients are wrong at
         random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512.
         """
-        return self.network.filters % 16 == 0
+        return bool(self.network.own_network) or self.network.filters % 16 == 0  # models warn of an own network
 
     @property
     def dataset(self) -> DatasetName:
@@ -373,10 +385,14 @@ class RunConfig:
         middle = f"Augment_{spec.strong}"
         if spec.strong == "d":
             middle = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
-        values = self.values()
+        if augmentation.own_strong:
+            middle = f"Augment_{augmentation.own_strong}"
+        values, replaced, own = self.values(), set(), []
+        if self.network.own_network:  # another network of the same name is to be noticed, so without its digest
+            replaced, own = set(describe(NetworkOptions)), [f"network_{self.network.own_network.rpartition('-')[0]}"]
         settings = sorted(f"{option}{values[option]}" for option, field in self.fields(self.method).items()
                           if field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
-                          and values[option] != field.default)
+                          and values[option] != field.default if option not in replaced)
         return (expand("train_dir", self.data.train_dir) / self.data.rerun /
                 f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{name.valid}".replace(os.sep, "_") / middle /
-                "_".join([self.method.__name__, *settings]).replace(os.sep, "_")[:MAX_NAME])
+                "_".join([self.method.__name__, *own, *settings]).replace(os.sep, "_")[:MAX_NAME])

@@ -1,15 +1,22 @@
 """The sets of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from libml import sources, splits
+from libml.augment.augmenter import Augmenter
 from libml.config import expand
 from libml.datasets import DatasetName, parse_name
 from libml.errors import UserError
+
+if TYPE_CHECKING:
+    from libml.model import SSLModel
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,19 @@ class SSLData:
         """Indices of the validation images."""
         return self.order[:self.num_valid]
 
+    def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
+        """Makes the views of these images, as `--augment` says; further settings as `Augmenter` takes them."""
+        # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
+        compiled = bool(tf.config.list_physical_devices("GPU"))
+        return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.shift,
+                         **{"jit_compile": compiled} | settings)
+
+    def dataset(self, model: SSLModel) -> tf.data.Dataset:
+        """Returns the endless batches of a model from its next update on, for `fit`: those that `train` would use."""
+        options = model.options
+        return batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0, seed=model.seed,
+                       start_step=int(model.updates.numpy()))
+
     def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
         first = np.s_[:max_labeled]
@@ -78,7 +98,7 @@ class SSLData:
         return {name: pair for name, pair in found.items() if len(pair[1])}
 
 
-def load(name: str, data_dir: str | Path, image_size: int = 32) -> SSLData:
+def load(name: str, data_dir: str | Path = "~/tensorflow_datasets", image_size: int = 32) -> SSLData:
     """Loads a dataset by name; `image_size` is used by folder datasets only."""
     parsed = parse_name(name)
     data_dir = expand("data_dir", str(data_dir))

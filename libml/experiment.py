@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 import libml.data
-from libml import distribute, memory, models
-from libml.augment.augmenter import Augmenter
+from libml import distribute, memory, models, own
 from libml.config import RunConfig, describe, expand
 from libml.data import SSLData
 from libml.errors import UserError
 from libml.evaluate import Evaluator, evaluate_all
+from libml.keras_model import dtype_policy
 from libml.metrics import METRICS
 from libml.model import SSLModel
 from libml.run import Run, RunFolder
@@ -58,43 +58,57 @@ def load(config: RunConfig) -> SSLData:
     return libml.data.load(config.data.dataset, config.data.data_dir or DEFAULT_DATA_DIR, config.data.image_size)
 
 
-def build(config: RunConfig, data: SSLData) -> SSLModel:
+def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, strong: Callable | None = None,
+          ) -> SSLModel:
     """Builds network, augmenter and model, for the strategy in whose scope this is called."""
-    network, augmentation, scale, seed = config.network, config.augmentation, config.scale, config.training.seed
+    augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
     statistics = None
     if config.data.whiten:
         pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
         statistics = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(distribute.POLICIES[scale.mixed_precision])  # layers take the one they are made under
-    try:
-        net = models.build(network.arch, num_classes=data.num_classes, image_shape=data.image_shape,
-                           filters=network.filters, repeat=network.repeat, scales=network.scales,
-                           dropout=getattr(config.options, "dropout", 0.0), bn_momentum=network.bn_momentum,
-                           sync_bn=scale.sync_bn, seed=seed)
-        # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
-        augmenter = Augmenter(augmentation.augment, image_shape=data.image_shape, mirror=data.mirror, shift=data.shift,
-                              depth=augmentation.adepth, threshold=augmentation.ath, decay=augmentation.adecay,
-                              jit_compile=bool(tf.config.list_physical_devices("GPU")))
+    with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
+        if network is None:
+            net = _build_network(config, data)
+        else:
+            net = own.build_network(network, data.num_classes, data.image_shape, seed)
+        spec = augmentation.augment
+        if augmentation.own_strong and strong is None:  # evaluation makes no views; nor had training CTAugment's rates
+            spec = spec.rpartition(".")[0] + ".x"
+        augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
+                                   decay=augmentation.adecay, own_strong=strong)
         return config.method(net, data.num_classes, options=config.options, augmenter=augmenter, seed=seed,
                              total_images=config.training.total_images, image_statistics=statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
                              set_sizes=(len(data.labeled), len(data.unlabeled)))
-    finally:
-        keras.config.set_dtype_policy(policy)
 
 
-def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hook] = (),
+def _build_network(config: RunConfig, data: SSLData) -> keras.Model:
+    network = config.network
+    if network.own_network:
+        raise UserError(f"This run has a network of its own, {network.own_network}: give the function that builds it, "
+                        "as network=….")
+    return models.build(network.arch, num_classes=data.num_classes, image_shape=data.image_shape,
+                        filters=network.filters, repeat=network.repeat, scales=network.scales,
+                        dropout=getattr(config.options, "dropout", 0.0), bn_momentum=network.bn_momentum,
+                        sync_bn=config.scale.sync_bn, seed=config.training.seed)
+
+
+def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builder | None = None,
+          strong: Callable | None = None, hooks: Sequence[Hook] = (),
           environment: Mapping[str, str] | None = None) -> Result:
     """Trains a run to its end, from wherever its folder left off. Raises Interrupted after SIGTERM or SIGINT.
 
     Args:
         config: what to train.
         data: images that the program has at hand, instead of those of `config.data.dataset`.
+        network: a function of num_classes and image_shape that returns a Keras classifier from float images in [-1, 1]
+            to logits, instead of `config.network`.
+        strong: the strong augmentation, instead of the one of `config.augmentation`: a function in the graph of uint8
+            images [N, H, W, 3] and a seed [2], to uint8 or to floats in [-1, 1].
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
-    if not config.trusts_onednn and distribute.onednn_is_on():
+    if network is None and not config.trusts_onednn and distribute.onednn_is_on():
         raise UserError(f"filters={config.network.filters}: oneDNN, which TensorFlow uses here, computes some "
                         "gradients wrong unless channels are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before "
                         "TensorFlow is imported, or choose such a number.")
@@ -112,11 +126,14 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
                 data = load(config)
             else:
                 config = config.with_data(data)
-            folder = RunFolder(config.folder())
-            gpus = tf.config.list_physical_devices("GPU")
-            memory.check(config, data.image_shape, group.size, available=MAX_MEMORY if gpus else None)
+            if network is None:  # of another nothing is known yet
+                gpus = tf.config.list_physical_devices("GPU")
+                memory.check(config, data.image_shape, group.size, available=MAX_MEMORY if gpus else None)
             with strategy.scope():
-                model = _build(config, data)
+                model = _build(config, data, network, strong)
+            config = own.describe(config, model, network, strong)
+            folder = RunFolder(config.folder())
+        distribute.check_same(strategy, {"own": [config.network.own_network, config.augmentation.own_strong]})
         trainer = Trainer(model, data, config, folder, strategy, hooks, group)
         with trainer.claimed(environment_facts()):
             with group.errors_stop_all():
@@ -130,9 +147,10 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
         return Result(model, data, folder, folder.read())
 
 
-def _build(config: RunConfig, data: SSLData) -> SSLModel:
+def _build(config: RunConfig, data: SSLData, network: own.Builder | None = None, strong: Callable | None = None,
+           ) -> SSLModel:
     try:
-        return build(config, data)
+        return build(config, data, network, strong)
     except UserError:
         raise
     except ValueError as error:  # libraries say what they got and what they wanted, in one line
@@ -190,7 +208,8 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     if config.training.train_kimg > PAPER_KIMG:
         log(f"  note: that is {config.training.train_kimg / PAPER_KIMG:g} times the length of the paper's runs, whose "
             f"2^20 updates of 64 images are --train_kimg={PAPER_KIMG}")
-    log(f"  network: {config.network.arch}, {models.count_weights(model.network):,} weights")
+    name = config.network.own_network or config.network.arch
+    log(f"  network: {name}, {models.count_weights(model.network):,} weights")
     log(f"  files: {trainer.folder.path}")
 
 
@@ -259,11 +278,13 @@ def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
             from error
 
 
-def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None) -> Evaluation:
+def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
+             ) -> Evaluation:
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
     data = load(config) if data is None else data
     memory.check(config, data.image_shape, available=MAX_MEMORY)
-    model = _build(config, data)
+    model = _build(config, data, network)
+    own.describe(config, model, network, None)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from libml import augment, losses, monitors, optim
-from libml.config import option
+from libml.config import make_options, option
+from libml.keras_model import KerasModel, Optimizer, check_network, check_passes
 from libml.lazy import keras, tf
 
 ALIGNMENT_LENGTH = 128  # batches in the moving average of predictions
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from libml.augment import Augmenter
 
     Scalars = dict[str, tf.Tensor]
-    from keras import Model as _KerasModel
-else:
-    class _KerasModel:
-        """Holds the place of keras.Model until the first model is made."""
 
 
 def fold_in(seed: tf.Tensor, number) -> tf.Tensor:
@@ -102,6 +99,7 @@ class Step:
             **options: further arguments of the network's call, such as `mc_dropout`.
         """
         weights = self.ema_weights if ema else self.weights
+        check_passes(self.model, self.model.network, options)
         if self.model.network_takes_seed:
             options["seed"] = self.new_seed()
         if outputs is not None:
@@ -165,17 +163,17 @@ class SharedOptions:
                              needs="alignment")
 
 
-class SSLModel(_KerasModel):
+class SSLModel(KerasModel):
     """A classifier trained on a few labelled and many unlabelled images.
 
     A method is a subclass: its hyperparameters in `Options`, and `unlabeled_loss` (most methods) or the wider
     `compute_losses`; class attributes, `views_per_image`, `initial_state` and `presets` say what else is special.
 
     Args:
-        network: any built Keras classifier from float images to logits.
+        network: any built Keras classifier from float images in [-1, 1] to logits.
         num_classes: C.
         options: an instance of the class's `Options`.
-        augmenter: makes the views; None when only `train_on_views` is used.
+        augmenter: makes the views (`SSLData.augmenter`); None when only `train_on_views` is used.
         total_images: horizon of the learning-rate schedule, in labelled images.
         seed: of everything random in training.
         image_statistics: per-channel mean and standard deviation to whiten with, or None.
@@ -192,6 +190,7 @@ class SSLModel(_KerasModel):
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
     needs_float32 = False  # whether half precision would break it
+    pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SharedOptions):
@@ -201,20 +200,15 @@ class SSLModel(_KerasModel):
                            needs="unlabelled images")
         K: int = option(1, "strong views per unlabelled image", low=1, needs="unlabelled images")
 
-    def __new__(cls, *args, **kwargs):
-        # Help and configurations need the classes of all methods, but not Keras, which takes seconds to import: it
-        # becomes the base when the first model is made. Subclasses inherit it at the same moment.
-        if SSLModel.__bases__ != (keras.Model,):
-            SSLModel.__bases__ = (keras.Model,)
-        return super().__new__(cls, *args, **kwargs)
-
     def __init__(self, network: keras.Model, num_classes: int, *, options=None, augmenter: Augmenter | None = None,
                  total_images: float = 65536 << 10, seed: int = 0, image_statistics=None, loss_scaling: bool = False,
-                 jit: bool = False, set_sizes: tuple[int, int] = (0, 0)):
+                 jit: bool = False, set_sizes: tuple[int, int] = (0, 0), **hyperparameters):
         super().__init__(name=type(self).__name__.lower())
+        check_network(network, num_classes)
+        check_passes(self, network, self.pass_options)
         self.network, self.num_classes = network, num_classes
         self.augmenter: Any = augmenter
-        self.options: Any = options or self.Options()
+        self.options: Any = make_options(type(self), options, hyperparameters)
         self.total_images, self.seed, self.image_statistics = total_images, seed, image_statistics
         self.num_labeled, self.num_unlabeled = set_sizes
         arguments = inspect.signature(network.call).parameters
@@ -248,6 +242,7 @@ class SSLModel(_KerasModel):
             self.method_state[name].assign(value)
         self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
         self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True, autograph=False)
+        self.optimizer = Optimizer(self)
         self.built = True
 
     def _class_prior(self) -> np.ndarray:
@@ -399,7 +394,7 @@ class SSLModel(_KerasModel):
     def train_step(self, batch: dict) -> Scalars:
         """Runs one update on a batch of uint8 images; returns scalars to log, equal on all replicas."""
         state = self.read_state()
-        return self.train_on_views(self.make_views(batch, state), state)
+        return self.epoch_means(self.train_on_views(self.make_views(batch, state), state))
 
     def train_on_views(self, views: dict, state: TrainState | None = None) -> Scalars:
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""

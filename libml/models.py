@@ -2,20 +2,28 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from libml.config import default_scales
+from libml.errors import UserError
+from libml.keras_model import PACKAGE, dtype_policy
 
 
+@keras.saving.register_keras_serializable(PACKAGE)
 class BatchNormalization(keras.layers.Layer):
     """Batch normalisation on TensorFlow's fused op, optionally with statistics shared by all replicas."""
 
     def __init__(self, momentum: float = 0.999, epsilon: float = 1e-3, sync: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.momentum, self.epsilon, self.sync = momentum, epsilon, sync
+
+    def get_config(self):
+        """What it was made with."""
+        return super().get_config() | {"momentum": self.momentum, "epsilon": self.epsilon, "sync": self.sync}
 
     def build(self, input_shape):
         # autocast=False: parameters and statistics stay float32 under mixed precision, as the fused op wants them.
@@ -111,10 +119,26 @@ class _Network(keras.Model):
     """What the networks share: arguments of a call, global mean, dense layer. Subclasses give `features`."""
 
     needs_seed_in_training = False
+    image_shape: tuple[int, ...] | None = None  # of what `build` makes
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        keras.saving.register_keras_serializable(PACKAGE)(cls)
 
     def __init__(self, dropout: float, **kwargs):
         super().__init__(**kwargs)
         self.dropout = dropout
+
+    def get_config(self):
+        """The arguments of `build`, and the precision."""
+        return {"dtype_policy": self.dtype_policy.name, **vars(self.settings)}
+
+    @classmethod
+    def from_config(cls, config):
+        """Builds a network of what `get_config` returned."""
+        config = dict(config)
+        with dtype_policy(config.pop("dtype_policy")):
+            return build(**config)
 
     def call(self, images, training=False, seed=None, mc_dropout=False, outputs=None):
         """Logits [N, classes] of images [N, H, W, C], or what `outputs` asks for, as a tuple.
@@ -279,6 +303,7 @@ class ShakeShake(_Network):
         return tf.nn.relu(x)
 
 
+@keras.saving.register_keras_serializable(PACKAGE)
 class Heads(keras.Model):
     """A network with further layers on its embedding, trained, averaged and saved with the rest.
 
@@ -289,8 +314,13 @@ class Heads(keras.Model):
     """
 
     def __init__(self, network: keras.Model, heads: dict[str, int | keras.layers.Layer], seed: int | None = None):
+        if not hasattr(network, "classifier"):
+            raise UserError(f"The network {network.name} has no embedding for the heads {', '.join(heads)}: use one of "
+                            "libml.models, or one of your own with `classifier` and `outputs` as there.")
         super().__init__(name=f"{network.name}_heads")
-        self.network = network
+        self.network, self.seed = network, seed
+        self.image_shape = getattr(network, "image_shape", None)
+        self.given = SimpleNamespace(**heads)
         channels = network.classifier.kernel.shape[0]
 
         def layer(index, name, head):
@@ -306,6 +336,16 @@ class Heads(keras.Model):
             raise ValueError(f"A head cannot be called {name!r}: every network has an output of that name.")
         self.heads = {name: layer(index, name, head) for index, (name, head) in enumerate(heads.items())}
         self.built = True
+
+    def get_config(self):
+        """What it was made with."""
+        return {name: keras.saving.serialize_keras_object(value) for name, value in (
+            ("network", self.network), ("heads", vars(self.given)), ("seed", self.seed))}
+
+    @classmethod
+    def from_config(cls, config):
+        """Makes one of what `get_config` returned."""
+        return cls(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
 
     def call(self, images, training=False, seed=None, outputs=None, **options):
         """Class logits, or the tuple of `outputs`: "logits", "embedding" or heads by name, from one pass."""
@@ -334,8 +374,12 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
         raise ValueError(f"Network sizes must be at least 1; got scales={scales}, repeat={repeat}, filters={filters}.")
     if not 0 <= dropout < 1:
         raise ValueError(f"The dropout rate must be in [0, 1); got {dropout}.")
-    return ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), num_classes=num_classes, image_shape=image_shape,
-                               filters=filters, repeat=repeat, scales=scales, dropout=dropout)
+    sizes = dict(num_classes=num_classes, image_shape=tuple(image_shape), filters=filters, repeat=repeat, scales=scales,
+                 dropout=dropout)
+    network = ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), **sizes)
+    network.image_shape = tuple(image_shape)
+    network.settings = SimpleNamespace(arch=arch, **sizes, bn_momentum=bn_momentum, sync_bn=sync_bn, seed=seed)
+    return network
 
 
 def count_weights(model: keras.Model) -> int:

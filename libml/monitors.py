@@ -22,10 +22,13 @@ def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor |
 
 
 def finish(scalars: dict[str, float]) -> dict[str, float]:
-    """Turns shares, averaged over batches, into the accuracy of all pseudo-labels and of those that were used."""
+    """Turns shares, averaged over batches, into the accuracy of all pseudo-labels and of those that were used.
+
+    Where there were none, it is left out; of tensors, it is NaN.
+    """
     scalars = dict(scalars)
     for name, accuracy in (("known", "pseudo_accuracy"), ("used", "pseudo_accuracy_masked")):
         counted, right = (scalars.pop(f"monitors/pseudo_{name}{part}", 0.0) for part in ("", "_correct"))
-        if counted:
+        if not isinstance(counted, float) or counted:
             scalars[f"monitors/{accuracy}"] = right / counted
     return scalars

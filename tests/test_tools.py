@@ -1,6 +1,7 @@
 """The tools: what they need to start, how they are installed, and a metric that they learn from its one entry."""
 import importlib.util
 import re
+import runpy
 
 import numpy as np
 import pytest
@@ -46,6 +47,19 @@ def test_help_needs_no_tensorflow(command, tool):
 def test_reading_needs_no_tensorflow(command, folder, tool, arguments, expected):
     done = command("-c", RUN.format(tool=tool), *(argument.replace("RUNS", str(folder)) for argument in arguments))
     assert expected in done.stdout
+
+
+@pytest.mark.parametrize("tool", tools.TOOLS)
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_every_tool_is_a_program(tool):
+    """python -m cssl.tools.TOOL."""
+    def main():
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(f"cssl.tools.{tool}", run_name="__main__")
+        return end.value.code
+
+    assert f"    cssl-{tool} " in invoke(main, "--help").stdout
+    assert invoke(main, "--nonsense").code == 2
 
 
 def test_scripts_are_launchers(command, folder):

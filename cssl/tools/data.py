@@ -47,3 +47,7 @@ def main() -> None:
     cli.start_tensorflow()
     for name in args.names or NAMES:
         prepare(name, args.data_dir.expanduser())
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

@@ -560,3 +560,7 @@ def main() -> int:
     else:
         lines(f"\n{failed} of {len(done)} checks failed" if failed else "\nThis machine computes what it should.")
     return int(failed > 0)
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

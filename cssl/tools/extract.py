@@ -30,3 +30,7 @@ def main(metric: str = "accuracy") -> int:
             print(f"warning: {path}: {problem}", file=sys.stderr)
         failed |= not written
     return int(failed)
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

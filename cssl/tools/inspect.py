@@ -94,3 +94,7 @@ def main() -> None:
             raise UserError(f"Cannot write the contact sheet to {args.png} ({error}). "
                             "Name a writable .png file.") from error
         print(f"contact sheet: {args.png}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

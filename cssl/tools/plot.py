@@ -55,3 +55,7 @@ def main() -> None:
             print(f"warning: {run.path}: unfinished ({run.progress()})", file=sys.stderr)
     figure = plot(args.kind, [run for run in runs if run.metrics], args.tags.split(","))
     print("\n".join(map(str, plots.save(figure, args.output or Path("figures") / args.kind))))
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

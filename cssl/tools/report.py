@@ -183,3 +183,7 @@ def main() -> None:
     args = parser.parse_args()
     write_text(args.output, page(read_runs(args.runs), args.title))
     print(args.output)
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

@@ -194,3 +194,7 @@ def main() -> int:
     elif not args.slurm:
         return run_all(todo)
     return 0
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

@@ -110,3 +110,7 @@ def main() -> None:
         figures["rates"] = plots.plot_rates(rates, list(OPS), [op.bins for op in OPS.values()])
     for name, figure in figures.items():
         print(*plots.save(figure, out / name, ("png",)))
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

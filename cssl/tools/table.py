@@ -59,3 +59,7 @@ def main() -> None:
         print("\n".join([tables.latex(lines), *(f"% {note}" for note in notes)]))
     else:
         print("\n".join([tables.markdown(lines), *([""] if notes else []), *(f"- {note}" for note in notes)]))
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

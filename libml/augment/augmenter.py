@@ -1,5 +1,10 @@
 """The Augmenter: labelled, weak and strong views and probes of one `--augment` setting, and CTAugment's rates."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -7,6 +12,7 @@ from libml.augment import ctaugment, kernels
 from libml.augment.ops import OPS, RAND_OPS
 from libml.augment.policy import Policy, pillow_policy, run_policy
 from libml.augment.spec import MAGNITUDES, AugmentSpec, RandAugment, parse_augment
+from libml.errors import UserError
 
 _LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
 
@@ -75,12 +81,14 @@ class Augmenter(tf.Module):
     `mirror` and `shift` say what the default weak augmentation of the dataset is. With `jit_compile` XLA compiles the
     views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
     is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only. On a CPU,
-    batches are cut into `threads` parts that are made side by side.
+    batches are cut into `threads` parts that are made side by side. `own_strong` makes the strong views instead of the
+    spec's third part: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or to floats in
+    [-1, 1].
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
                  depth: int = 2, threshold: float = 0.80, decay: float = 0.99, jit_compile: bool = True,
-                 threads: int = 1) -> None:
+                 threads: int = 1, own_strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> None:
         super().__init__(name="augmenter")
         self.spec = parse_augment(spec) if isinstance(spec, str) else spec
         if len(image_shape) != 3 or image_shape[2] != 3:
@@ -91,10 +99,45 @@ class Augmenter(tf.Module):
         self.jit_compile, self.threads = jit_compile, threads
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
         self._rand: RandAugment | None = self.spec.rand_augment
-        self.learns_rates = self.spec.strong == "d"
+        self.mirror, self.shift, self.own_strong = mirror, shift, own_strong
+        if own_strong is not None:
+            self._try_own_strong()
+        self.learns_rates = self.spec.strong == "d" and own_strong is None
         if self.learns_rates:
             self.rates = tf.Variable(tf.ones(ctaugment.RATES_SHAPE), trainable=False, name="rates",
                                      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def get_config(self) -> dict:
+        """What it was made with, for a file; of an own strong augmentation the name, under which it is found again."""
+        return {"spec": str(self.spec), "image_shape": list(self.image_shape), "mirror": self.mirror,
+                "shift": self.shift, "depth": self.depth, "threshold": self.threshold, "decay": self.decay,
+                "jit_compile": self.jit_compile, "threads": self.threads,
+                "own_strong": keras.saving.serialize_keras_object(self.own_strong)}
+
+    @classmethod
+    def from_config(cls, config: dict) -> Augmenter:
+        """Makes one of what `get_config` returned."""
+        return cls(**config | {"image_shape": tuple(config["image_shape"]),
+                               "own_strong": keras.saving.deserialize_keras_object(config["own_strong"])})
+
+    def _try_own_strong(self) -> None:
+        """Raises UserError unless an own strong augmentation returns what it should for two images of noise."""
+        if not callable(self.own_strong):
+            raise UserError(f"The strong augmentation is {type(self.own_strong).__name__}; expected a function of "
+                            "uint8 images and a seed.")
+        noise = np.random.RandomState(0).randint(0, 256, (2, *self.image_shape)).astype(np.uint8)
+        made = self._own_strong_view(tf.constant(noise), tf.constant([0, 0], tf.int64)).numpy()
+        if not np.abs(made).max() <= 1.001:  # rounding
+            raise UserError(f"The strong augmentation returns floats from {made.min():g} to {made.max():g}; expected "
+                            "-1 to 1, or uint8.")
+
+    def _own_strong_view(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        assert self.own_strong is not None
+        made = tf.convert_to_tensor(self.own_strong(images, seed))
+        if made.shape != images.shape or not (made.dtype.is_floating or made.dtype == tf.uint8):
+            raise UserError(f"The strong augmentation turns images of shape {images.shape} into {made.dtype.name} of "
+                            f"shape {made.shape}; expected the same shape, uint8 or floats.")
+        return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
 
     def _run(self, function, images: tf.Tensor, samples: Samples, *numbers) -> tf.Tensor:
         function = _compiled[function] if self.jit_compile else function
@@ -147,6 +190,8 @@ class Augmenter(tf.Module):
 
     def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None) -> tf.Tensor:
         """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout."""
+        if self.own_strong is not None:
+            return self._own_strong_view(images, seed)
         return self.strong_view(images, self.sample_strong(images.shape[0], seed, rates))
 
     def strong_view(self, images: tf.Tensor, samples: Samples) -> tf.Tensor:
