@@ -24,20 +24,27 @@ class MixMatch(SSLModel):
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
         w_match: float = option(100.0, "lambda_u: weight of the unlabelled loss after the warm-up", low=0)
         warmup_kimg: float = option(1024.0, "kimg over which that weight grows linearly", low=0)
+        cta: bool = option(False, "train on strong views (CTAugment) instead of weak ones")
 
     @property
     def views_per_image(self):
-        """K weak views."""
-        return self.options.K, 0
+        """K views, of either kind."""
+        return (0, self.options.K) if self.options.cta else (self.options.K, 0)
+
+    @property
+    def strong_labeled(self):
+        """With CTAugment labelled images get strong views too."""
+        return self.options.cta
 
     def compute_losses(self, views, step):
         """H(mixed label, p) + w(t) mean_k (mixed guess_k - p_k)^2 (Algorithm 1, Eqs. 3-5)."""
         options, size = self.options, views["labeled"].shape[0]
-        logits = [step.forward(y, update_statistics=False) for y in tf.split(views["weak"], options.K)]
+        unlabeled = views["strong" if options.cta else "weak"]
+        logits = [step.forward(y, update_statistics=False) for y in tf.split(unlabeled, options.K)]
         guess = tf.stop_gradient(losses.sharpen(sum(map(tf.nn.softmax, logits)) / options.K, options.T))
         step.record_pseudo_labels(guess)
 
-        images = tf.concat([views["labeled"], views["weak"]], 0)
+        images = tf.concat([views["labeled"], unlabeled], 0)
         targets = tf.concat([tf.one_hot(views["label"], self.num_classes), tf.tile(guess, [options.K, 1])], 0)
         images, targets = mixing.mixup(images, targets, beta=options.beta, seed=step.new_seed())
         mixed = mixing.forward_interleaved(step, images, size)

@@ -1,6 +1,6 @@
 """ReMixMatch (Berthelot et al. 2020): MixMatch with aligned guesses for strong views, and rotations.
 
-    python -m cssl.remixmatch --dataset=cifar10.3@40-1
+    python -m cssl.remixmatch --dataset=cifar10.3@40-1          (without CTAugment: --augment=d.d.x)
 """
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class ReMixMatch(SSLModel):
         w_kl: float = option(0.5, "lambda_u1: weight of the unmixed strong view's loss after the warm-up", low=0)
         w_rot: float = option(0.5, "lambda_r: weight of the rotation loss", low=0)
         warmup_kimg: float = option(1024.0, "kimg over which w_match and w_kl grow linearly", low=0)
+        use_dm: bool = option(True, "whether guesses are aligned")
+        use_xe: bool = option(True, "whether the mixed unlabelled loss is a cross-entropy, or a squared error")
 
     @classmethod
     def presets(cls, labels):
@@ -55,13 +57,17 @@ class ReMixMatch(SSLModel):
 
         q = tf.stop_gradient(tf.nn.softmax(step.forward(views["weak"], update_statistics=False)))
         prior = None if options.p_unlabeled else p_data / tf.reduce_sum(p_data)
-        guess = losses.sharpen(self.aligned(q, step, prior), options.T)
+        aligned = self.aligned(q, step, prior)
+        guess = losses.sharpen(aligned if options.use_dm else q, options.T)
         step.record_pseudo_labels(guess)
 
         images = tf.concat([views["labeled"], views["weak"], views["strong"]], 0)
         targets = tf.concat([label, tf.tile(guess, [1 + options.K, 1])], 0)
         images, targets = mixing.mixup(images, targets, beta=options.beta, seed=step.new_seed())
-        mixed = losses.soft_cross_entropy(mixing.forward_interleaved(step, images, size), targets)
+        logits = mixing.forward_interleaved(step, images, size)
+        mixed = losses.soft_cross_entropy(logits, targets)
+        if not options.use_xe:
+            mixed = tf.concat([mixed[:size], losses.squared_error(tf.nn.softmax(logits[size:]), targets[size:])], 0)
         xe, match = tf.reduce_mean(mixed[:size]), tf.reduce_mean(mixed[size:])
 
         strong = views["strong"][:views["weak"].shape[0]]  # the first of K

@@ -271,7 +271,7 @@ class RunConfig:
         if method.uses_all_labels:
             dataset = dataclasses.replace(dataset, labels=None)
             values["dataset"] = str(dataset)
-        by_dataset = dict(dataset.entry.presets)
+        by_dataset = {**dataset.entry.presets, **method.dataset_presets(dataset.dataset)}
         if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
             by_dataset.pop("wd", None)
         presets = {name: value for name, value in {**method.presets(dataset.labels), **by_dataset}.items()

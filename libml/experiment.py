@@ -173,7 +173,8 @@ def environment_facts() -> dict:
 
 def _lacks(model: SSLModel) -> dict[str, str]:
     """Returns what this model does not do of all that an option may need, and why."""
-    name, strong = type(model).__name__, model.uses_unlabeled and model.views_per_image[1] > 0
+    name = type(model).__name__
+    strong = model.uses_unlabeled and model.views_per_image[1] > 0 or model.strong_labeled
     lacks = {"CTAugment": "it belongs to CTAugment" if strong else f"{name} has no strong views",
              "alignment": f"{name} does not align its predictions",
              "unlabelled images": f"{name} uses no unlabelled images"}

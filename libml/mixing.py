@@ -15,6 +15,17 @@ def _bits(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
 
 
+def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Numbers in [0, 1], all but evenly spread."""
+    return tf.cast(_bits(shape, seed), tf.float32) * 2.0 ** -32 + 0.5
+
+
+def draw_labels(p: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Draws a class [N] from each of the distributions [N, C], by inverting the distribution function."""
+    below = tf.cumsum(p, axis=-1)[:, :-1] <= uniform([p.shape[0], 1], seed)
+    return tf.reduce_sum(tf.cast(below, tf.int32), -1)
+
+
 def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     """Standard normal numbers, by inverting their distribution function."""
     inside = 2.0 ** -31 * (1 - 2.0 ** -23)  # never quite -1 or 1, where the inverse is infinite
@@ -33,7 +44,7 @@ def beta_weights(n: int, *, beta: float, seed: tf.Tensor) -> tf.Tensor:
 
     smaller = scipy.special.betaincinv(beta, beta, np.linspace(0, 0.5, _KNOTS))  # quantiles of 1 - m
     table = tf.constant((2 * smaller) ** beta, tf.float32)
-    position = (tf.cast(_bits([n], seed), tf.float32) * 2.0 ** -32 + 0.5) * (_KNOTS - 1)
+    position = uniform([n], seed) * (_KNOTS - 1)
     index = tf.minimum(tf.cast(position, tf.int32), _KNOTS - 2)
     low, high = tf.gather(table, index), tf.gather(table, index + 1)
     return 1 - 0.5 * (low + (high - low) * (position - tf.cast(index, tf.float32))) ** (1 / beta)
@@ -45,17 +56,25 @@ def mix(a: tf.Tensor, b: tf.Tensor, m: tf.Tensor) -> tf.Tensor:
     return m * a + (1 - m) * b
 
 
-def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor, one_weight: bool = False,
+          ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mixes images [n, H, W, channels] and targets [n, C] with a shuffled copy of themselves (Zhang et al. 2018).
 
     The weight of an image itself is at least that of its partner, so a row stays what it was, labelled or guessed
-    (Berthelot et al. 2019, Eq. 9). Join several batches to mix across them.
+    (Berthelot et al. 2019, Eq. 9). Join several batches to mix across them. With `one_weight` all rows have the same.
     """
     n = images.shape[0]
     shuffle_seed, beta_seed = tf.unstack(tf.random.split(seed, 2, alg="philox"))
     partner = tf.argsort(_bits([n], shuffle_seed), stable=True)
-    m = beta_weights(n, beta=beta, seed=beta_seed)
+    m = beta_weights(1 if one_weight else n, beta=beta, seed=beta_seed)
     return mix(images, tf.gather(images, partner), m), mix(targets, tf.gather(targets, partner), m)
+
+
+def mixup_reversed(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor,
+                   ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mixes images [n, H, W, channels] and targets [n, C] with themselves in reverse order."""
+    m = beta_weights(images.shape[0], beta=beta, seed=seed)
+    return mix(images, images[::-1], m), mix(targets, targets[::-1], m)
 
 
 def interleave(batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:

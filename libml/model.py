@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,27 @@ class Equal:
     value: np.ndarray
 
 
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Weights that are trained alike.
+
+    Attributes:
+        indices: positions among the network's weights.
+        rule: makes new weights of gradients.
+        learning_rate: from labelled images seen to the rate.
+        decayed: positions of the weights that decay.
+        wd: factor of 0.5 ||W||^2 in the loss; if decoupled, each update takes wd * rate of the weights away instead.
+        decoupled: which of the two.
+    """
+
+    indices: Sequence[int]
+    rule: optim.Nesterov | optim.Adam
+    learning_rate: Callable[[tf.Tensor], tf.Tensor]
+    decayed: Sequence[int]
+    wd: float
+    decoupled: bool
+
+
 class Step:
     """What a loss may use within one update: forward passes, seeds, state, the time. Lives while the step is traced.
 
@@ -72,6 +94,8 @@ class Step:
 
     def __init__(self, model: SSLModel, seed: tf.Tensor, state: TrainState):
         self.model = model
+        self.updates, self.slots = state["updates"], state["slots"]
+        self.loss_scale = state.get("loss_scale")
         self.images_seen = state["updates"] * model.options.batch
         self.weights, self.ema_weights, self.statistics = state["weights"], state["ema"], state["statistics"]
         self.new_statistics = self.statistics
@@ -87,7 +111,7 @@ class Step:
         return fold_in(self._seed, self._seeds_given)
 
     def forward(self, images: tf.Tensor, *, outputs: tuple[str, ...] | None = None, training: bool = True,
-                update_statistics: bool = True, ema: bool = False, **options):
+                update_statistics: bool = True, ema: bool = False, weights: Sequence | None = None, **options):
         """Runs the network once.
 
         Args:
@@ -96,9 +120,10 @@ class Step:
             training: whether batch normalisation uses the statistics of this batch.
             update_statistics: whether this (training) pass moves batch normalisation's averages.
             ema: whether to use the averaged weights instead of the current ones.
+            weights: to be used instead of the current ones.
             **options: further arguments of the network's call, such as `mc_dropout`.
         """
-        weights = self.ema_weights if ema else self.weights
+        weights = self.ema_weights if ema else weights or self.weights
         check_passes(self.model, self.model.network, options)
         if self.model.network_takes_seed:
             options["seed"] = self.new_seed()
@@ -120,6 +145,19 @@ class Step:
             return tf.ones([])
         return tf.clip_by_value(tf.cast(self.images_seen, tf.float32) / images, 0.0, 1.0)
 
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence) -> list[tf.Tensor]:
+        """Returns the gradients of a loss on this replica, scaled on the way where half precision needs it."""
+        found = tape.gradient(loss, weights, output_gradients=self.loss_scale, unconnected_gradients="zero")
+        return found if self.loss_scale is None else [gradient / self.loss_scale for gradient in found]
+
+    def updated_weights(self, group: str, gradients: Sequence) -> list[tf.Tensor]:
+        """Returns all weights as they will be once a group has taken its step along its gradients."""
+        weights = list(self.weights)
+        new, *_ = self.model.updated_group(group, weights, gradients, self.slots, self.updates)
+        for i, weight in zip(self.model.groups[group].indices, new, strict=True):
+            weights[i] = weight
+        return weights
+
     def record_pseudo_labels(self, scores: tf.Tensor, mask: tf.Tensor | None = None) -> None:
         """Reports the pseudo-labels argmax(scores [N, C]) and which are used (mask [N]; None: all), for the log."""
         self.pseudo_labels = scores, mask
@@ -132,8 +170,8 @@ class Step:
         whole = [context.num_replicas_in_sync * tensor.shape[0], *tensor.shape[1:]]
         return tf.ensure_shape(context.all_gather(tensor, axis=0), whole)
 
-    def mean(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Averages a float tensor over all replicas at once, for statistics that this very step uses."""
+    def mean(self, tensor: Any) -> Any:
+        """Averages a float tensor, or a list of them, over all replicas at once, for what this very step uses."""
         context = self._communication()
         return tensor if context is None else context.all_reduce(tf.distribute.ReduceOp.MEAN, tensor)
 
@@ -167,7 +205,8 @@ class SSLModel(KerasModel):
     """A classifier trained on a few labelled and many unlabelled images.
 
     A method is a subclass: its hyperparameters in `Options`, and `unlabeled_loss` (most methods) or the wider
-    `compute_losses`; class attributes, `views_per_image`, `initial_state` and `presets` say what else is special.
+    `compute_losses`; class attributes, `views_per_image`, `initial_state`, `weight_groups` and `presets` say what else
+    is special.
 
     Args:
         network: any built Keras classifier from float images in [-1, 1] to logits.
@@ -185,7 +224,8 @@ class SSLModel(KerasModel):
     uses_alignment = False  # whether the loss calls `aligned`
     uses_unlabeled = True
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
-    strong_labeled = False  # whether labelled images train on strong views
+    strong_labeled: Any = False  # whether labelled images train on strong views
+    strong_labeled_too = False  # whether there are strong views of the labelled images beside the weak ones
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
@@ -221,8 +261,16 @@ class SSLModel(KerasModel):
         trainable = network.trainable_variables
         self.updates = state("updates", (), "zeros", "int64")
         self.ema_weights = [state(f"ema_{i}", v.shape, "zeros") for i, v in enumerate(trainable)]
-        self.slots = [state(f"slot_{i}", v.shape, "zeros") for _ in range(self.optimizer_rule.slots_per_weight)
-                      for i, v in enumerate(trainable)]
+        self.groups = self.weight_groups()
+        self.slots: list = []
+        self._slot_ranges: dict[str, tuple[int, int]] = {}
+        for name, group in self.groups.items():
+            first = len(self.slots)
+            self.slots += [state(f"slot_{i}", trainable[i].shape, "zeros") for _ in range(group.rule.slots_per_weight)
+                           for i in group.indices]
+            self._slot_ranges[name] = first, len(self.slots)
+        if sorted(i for group in self.groups.values() for i in group.indices) != list(range(len(trainable))):
+            raise ValueError(f"{type(self).__name__}.weight_groups() must have each of the network's weights once.")
         for average, v in zip(self.ema_weights, trainable, strict=True):
             average.assign(v)
         if self.uses_alignment:
@@ -240,7 +288,6 @@ class SSLModel(KerasModel):
             value = np.asarray(value.value if isinstance(value, Equal) else value)
             self.method_state[name] = state(name, value.shape, "zeros", value.dtype.name)
             self.method_state[name].assign(value)
-        self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
         self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True, autograph=False)
         self.optimizer = Optimizer(self)
         self.built = True
@@ -265,6 +312,12 @@ class SSLModel(KerasModel):
         del labels
         return {}
 
+    @classmethod
+    def dataset_presets(cls, dataset: str) -> dict:
+        """Returns flags that the method changes, where the user said nothing, for a dataset."""
+        del dataset
+        return {}
+
     @property
     def views_per_image(self) -> tuple[int, int]:
         """The numbers of weak and strong views per unlabelled image; all first views come before all second ones."""
@@ -277,6 +330,20 @@ class SSLModel(KerasModel):
         replica must compute the same, from what `Step.gather` and `Step.mean` return.
         """
         return {}
+
+    def weight_groups(self) -> dict[str, Group]:
+        """Returns groups of weights by name, each weight in one of them; the log's learning rate is the first one's."""
+        return {"all": self.group(self.network.trainable_variables)}
+
+    def group(self, variables: Sequence, *, decays: Callable[[Any], bool] = lambda v: v.name == "kernel",
+              **changes) -> Group:
+        """Returns the group of some of the network's variables, trained as the class says but for `changes`."""
+        own = {id(v) for v in variables}
+        indices = [i for i, v in enumerate(self.network.trainable_variables) if id(v) in own]
+        decayed = [i for i in indices if decays(self.network.trainable_variables[i])]
+        return Group(**{**dict(indices=indices, decayed=decayed, rule=self.optimizer_rule,
+                               learning_rate=self.learning_rate, wd=self.options.wd,
+                               decoupled=self.decoupled_weight_decay), **changes})
 
     def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step):
         """Returns (loss [N], mask [N], monitors) from weak and strong logits [N, C]."""
@@ -373,20 +440,22 @@ class SSLModel(KerasModel):
         seed, rates = fold_in(self.step_seed(state), 1), state.get("rates")
         labeled = self.augmenter.labeled(batch["labeled"], fold_in(seed, 1))
         views = {"labeled": augment.to_float(labeled), "label": batch["label"]}
-        if self.strong_labeled:
-            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates)
+        if self.strong_labeled or self.strong_labeled_too:
+            strong_labeled = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates)
+            views["labeled" if self.strong_labeled else "labeled_strong"] = strong_labeled
         num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
         if num_weak:
             seeds = [fold_in(seed, 2)]
             seeds += [fold_in(seeds[0], k) for k in range(1, num_weak)]
             weak = [self.augmenter.weak(batch["unlabeled"], weak_seed) for weak_seed in seeds]
             views["weak"] = augment.to_float(tf.concat(weak, 0))
+        if num_weak or num_strong:
             views["unlabeled_label"] = batch["unlabeled_label"]
         if num_strong:
             strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k), rates)
                       for k in range(num_strong)]
             views["strong"] = tf.concat(strong, 0)
-        if self.augmenter.learns_rates and num_strong:
+        if self.augmenter.learns_rates and (num_strong or self.strong_labeled):
             probe, policy = self.augmenter.probe(labeled, fold_in(seed, 3))
             views["probe"] = {"images": augment.to_float(probe), "policy": policy}
         return views | {key: batch[key] for key in ("labeled_index", "unlabeled_index") if key in batch}
@@ -402,15 +471,17 @@ class SSLModel(KerasModel):
         found = self._gradients(views, state)
         equal = {name: found["state"].pop(name) for name in self.equal_state}
         found = average_over_replicas(found)
-        lr = self.learning_rate(state["updates"] * self.options.batch)
-        scalars = {**found["scalars"], "monitors/lr": lr}
-
-        weights = list(state["weights"])
-        if self.decoupled_weight_decay:
-            for i in self.kernel_indices:
-                weights[i] *= 1 - self.options.wd * lr
-        weights, slots = self.optimizer_rule.update(weights, found["gradients"], state["slots"], lr, state["updates"])
-        averages = [a - (1 - self.options.ema) * (a - w) for a, w in zip(state["ema"], weights, strict=True)]
+        scalars, weights, slots = dict(found["scalars"]), list(state["weights"]), []
+        for number, (name, group) in enumerate(self.groups.items()):
+            gradients = [found["gradients"][i] for i in group.indices]
+            new_weights, new_slots, lr = self.updated_group(name, state["weights"], gradients, state["slots"],
+                                                            state["updates"])
+            for i, weight in zip(group.indices, new_weights, strict=True):
+                weights[i] = weight
+            slots += new_slots
+            scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = lr
+        decay = self.ema_decay(state["updates"])
+        averages = [a - (1 - decay) * (a - w) for a, w in zip(state["ema"], weights, strict=True)]
         new = {"weights": weights, "slots": slots, "ema": averages, "statistics": found["statistics"],
                **{f"state_{name}": value for name, value in (found["state"] | equal).items()}}
         if self.uses_alignment:
@@ -426,6 +497,21 @@ class SSLModel(KerasModel):
             new["rates"] = self._learned_rates(views, state) if "probe" in views else state["rates"]
         self.write_state(new)
         return scalars
+
+    def updated_group(self, name: str, weights: Sequence, gradients: Sequence, slots: Sequence, updates: tf.Tensor):
+        """Returns a group's new weights, its slots and its learning rate, from all weights and slots, its gradients."""
+        group = self.groups[name]
+        lr, own = group.learning_rate(updates * self.options.batch), list(weights)
+        for i in group.decayed if group.decoupled else ():
+            own[i] *= 1 - group.wd * lr
+        new, new_slots = group.rule.update([own[i] for i in group.indices], gradients,
+                                           slots[slice(*self._slot_ranges[name])], lr, updates)
+        return new, new_slots, lr
+
+    def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
+        """The decay of the average of the weights."""
+        del updates
+        return self.options.ema
 
     def trial_loss(self, batch: dict) -> tf.Tensor:
         """Returns the loss of a batch on this replica and changes nothing: shows whether the step can be compiled."""
@@ -445,27 +531,17 @@ class SSLModel(KerasModel):
         views.pop("probe", None)
         held_back = views.pop("unlabeled_label", None)
         compute = self._compiled if self.jit else self._compute_gradients
-        used = {key: value for key, value in state.items() if key not in ("slots", "rates")}
+        used = {key: value for key, value in state.items() if key != "rates"}
         return compute(views, fold_in(self.step_seed(state), 2), used, held_back)
 
     def _compute_gradients(self, views: dict, seed: tf.Tensor, state: TrainState, held_back: tf.Tensor | None = None,
                            ) -> dict:
         """Forward and backward pass of one replica; `held_back` labels of unlabelled images are for monitors only."""
         step = Step(self, seed, state)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(step.weights)
-            total, scalars = self.compute_losses(views, step)
-            decay = losses.weight_decay([step.weights[i] for i in self.kernel_indices])
-            if not self.decoupled_weight_decay:
-                total += self.options.wd * decay
-            scaled = total * state["loss_scale"] if self.loss_scaling else total
-        gradients = tape.gradient(scaled, step.weights, unconnected_gradients="zero")
-        if self.loss_scaling:
-            gradients = [g / state["loss_scale"] for g in gradients]
+        gradients, scalars = self.compute_gradients(views, step)
         if step.new_state.keys() != step.state.keys():
             raise ValueError(f"{type(self).__name__} left state {sorted(step.new_state)} in step.new_state; "
                              f"initial_state() declares {sorted(step.state)}.")
-        scalars = {**scalars, "losses/wd": decay, "losses/total": total}
         if step.pseudo_labels is not None and held_back is not None:
             scores, mask = step.pseudo_labels
             scalars |= monitors.pseudo_label_quality(scores, held_back, mask)
@@ -477,6 +553,27 @@ class SSLModel(KerasModel):
                                  "self.aligned(q, step): call it, or leave uses_alignment out.")
             found["prediction"] = step.mean_prediction
         return found
+
+    def compute_gradients(self, views: dict, step: Step) -> tuple[list[tf.Tensor], Scalars]:
+        """Returns the gradients of all weights on this replica, and scalars to log with losses/total among them.
+
+        They are averaged over replicas afterwards. A method whose loss needs weights that this very update makes has
+        its own way to them.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(step.weights)
+            total, scalars = self.compute_losses(views, step)
+            decays = [self.decay_loss(group, step) for group in self.groups.values()]
+            for group, decay in zip(self.groups.values(), decays, strict=True):
+                if not group.decoupled:
+                    total += group.wd * decay
+        return (step.gradients(tape, total, step.weights),
+                {**scalars, "losses/wd": sum(decays[1:], decays[0]), "losses/total": total})
+
+    @staticmethod
+    def decay_loss(group: Group, step: Step) -> tf.Tensor:
+        """0.5 ||W||^2 over a group's weights that decay."""
+        return losses.weight_decay([step.weights[i] for i in group.decayed])
 
     def _scale(self, finite: tf.Tensor, state: TrainState) -> dict:
         """The loss scale after this step: half after an overflow, twice after 2000 steps without one."""
@@ -553,7 +650,7 @@ class AdamModel(SSLModel):
     cosine_decay = False
     decoupled_weight_decay = True
     optimizer_rule = optim.Adam()
-    views_per_image = (1, 0)
+    views_per_image: Any = (1, 0)
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ConsistencyOptions):

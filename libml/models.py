@@ -108,11 +108,12 @@ class _Noise:
         bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
         return tf.cast(bits, tf.float32) * 2.0 ** -32 + 0.5
 
-    def dropout(self, x):
-        if not self.dropout_rate:
+    def dropout(self, x, rate=None):
+        rate = self.dropout_rate if rate is None else rate
+        if not rate:
             return x
-        keep = self.uniform(tf.shape(x)) >= self.dropout_rate
-        return tf.where(keep, x / (1 - self.dropout_rate), tf.zeros([], x.dtype))
+        keep = self.uniform(tf.shape(x)) >= rate
+        return tf.where(keep, x / (1 - rate), tf.zeros([], x.dtype))
 
 
 class _Network(keras.Model):
@@ -140,17 +141,22 @@ class _Network(keras.Model):
         with dtype_policy(config.pop("dtype_policy")):
             return build(**config)
 
-    def call(self, images, training=False, seed=None, mc_dropout=False, outputs=None):
+    def twin(self, seed: int | None) -> keras.Model:
+        """Returns the same network with the weights of another seed."""
+        return build(**{**vars(self.settings), "seed": seed})
+
+    def call(self, images, training=False, seed=None, mc_dropout=False, embedding_dropout=0.0, outputs=None):
         """Logits [N, classes] of images [N, H, W, C], or what `outputs` asks for, as a tuple.
 
         Outputs are "logits" and "embedding", the pooled features [N, channels]. `seed` (integers [2]) feeds all
-        randomness; dropout acts if and only if `mc_dropout`, whatever `training` is.
+        randomness; dropout acts if and only if `mc_dropout`, whatever `training` is. `embedding_dropout` is the rate of
+        another one, on the embedding.
         """
-        if seed is None and (mc_dropout or training and self.needs_seed_in_training):
+        if seed is None and (mc_dropout or embedding_dropout or training and self.needs_seed_in_training):
             raise ValueError(f"{type(self).__name__} got seed=None, but this pass is random: give two integers.")
         noise = _Noise(seed, self.dropout if mc_dropout else 0.0)
         x = self.features(images, training, noise)
-        embedding = tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2])
+        embedding = noise.dropout(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), embedding_dropout)
         if outputs is None:
             return self.classifier(embedding)
         unknown = set(outputs) - {"logits", "embedding"}
@@ -188,7 +194,7 @@ class WideResNet(_Network):
 
     def __init__(self, make: _Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
         super().__init__(dropout, name="resnet")
-        self.stem = make.conv("stem", image_shape[-1], 16, 3)
+        self.stem, self.last_stage = make.conv("stem", image_shape[-1], 16, 3), (scales - 1) * repeat
         self.blocks, channels = [], 16
         for stage, block in itertools.product(range(scales), range(repeat)):
             stride = 2 if stage > 0 and block == 0 else 1
@@ -201,8 +207,18 @@ class WideResNet(_Network):
 
     def features(self, x, training, noise):
         """Feature map [N, H', W', channels] before the global mean."""
+        return self.late(self.early(x, training, noise), training, noise)
+
+    def early(self, x, training, noise):
+        """Feature map before the last stage."""
         x = self.stem(x)
-        for block in self.blocks:
+        for block in self.blocks[:self.last_stage]:
+            x = block(x, training=training, noise=noise)
+        return x
+
+    def late(self, x, training, noise):
+        """The last stage."""
+        for block in self.blocks[self.last_stage:]:
             x = block(x, training=training, noise=noise)
         return tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
 
@@ -355,6 +371,82 @@ class Heads(keras.Model):
         found = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
                          strict=True))
         return tuple(self.heads[name](found["embedding"]) if name in self.heads else found[name] for name in outputs)
+
+
+class TeacherAndStudent(keras.Model):
+    """Two networks that do not share weights: the student answers, unless its teacher is asked."""
+
+    def __init__(self, student: keras.Model, teacher: keras.Model):
+        super().__init__(name=f"{student.name}_with_teacher")
+        self.student, self.teacher = student, teacher
+        self.built = True
+
+    def call(self, images, training=False, seed=None, outputs=None, teacher=False, **options):
+        """What one of the two gives."""
+        network = self.teacher if teacher else self.student
+        return network(images, training=training, seed=seed, outputs=outputs, **options)
+
+
+class _Decoder(keras.layers.Layer):
+    """Tells how one image was made of another from a residual net's maps of both: its last stage again, and dense."""
+
+    def __init__(self, make: _Factory, name: str, network: WideResNet, units: int):
+        super().__init__(name=name)
+        stage = network.blocks[network.last_stage:]
+        self.blocks = []
+        for i, block in enumerate(stage):
+            channels, filters = block.conv1.kernel.shape[2:]
+            self.blocks.append(_ResidualBlock(make, f"{name}_block{i}", channels, filters, block.conv1.strides[0],
+                                              activate_shortcut=False))
+        self.norm = make.norm(f"{name}_norm", filters)
+        self.dense = make.dense(f"{name}_dense", 2 * filters, units)
+        self.built = True
+
+    def call(self, original, changed, training, noise):
+        pooled = []
+        for x in (original, changed):
+            for block in self.blocks:
+                x = block(x, training=training, noise=noise)
+            x = tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
+            pooled.append(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
+        return self.dense(tf.concat(pooled, -1))
+
+
+class Decoders(keras.Model):
+    """A wide residual net with decoders of what was done to an image, each with a last stage of its own.
+
+    Args:
+        network: the classifier.
+        units: the numbers that each decoder estimates, by its name.
+        seed: of the decoders' initial weights.
+    """
+
+    def __init__(self, network: WideResNet, units: dict[str, int], seed: int | None = None):
+        if not isinstance(network, WideResNet):
+            raise ValueError(f"Decoders need the stages of a wide residual net; got {type(network).__name__}: use "
+                             "--arch=resnet.")
+        super().__init__(name=f"{network.name}_decoders")
+        self.network, self.decoders = network, {}
+        for index, (name, count) in enumerate(units.items()):
+            own = None if seed is None else int(np.random.SeedSequence([seed, 2 ** 31, index]).generate_state(1)[0])
+            make = _Factory(own, network.norm.momentum, network.norm.sync)
+            self.decoders[name] = _Decoder(make, f"decoder_{name}", network, count)
+        self.built = True
+
+    def call(self, images, training=False, seed=None, outputs=None, original=None):
+        """Class logits, or the tuple of `outputs`: "logits", "map" (before the last stage), or decoders by name.
+
+        A decoder gets the map of the image that was changed as `original`.
+        """
+        if outputs is None:
+            return self.network(images, training=training, seed=seed)
+        noise = _Noise(seed, 0.0)
+        found = {"map": self.network.early(images, training, noise)}
+        if "logits" in outputs:
+            x = self.network.late(found["map"], training, noise)
+            found["logits"] = self.network.classifier(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
+        return tuple(found[name] if name in found else self.decoders[name](
+            original, found["map"], training=training, noise=noise) for name in outputs)
 
 
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {

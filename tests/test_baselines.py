@@ -477,7 +477,7 @@ def test_rotation_head_is_trained_averaged_decayed_and_saved():
     model = make(ReMixMatch, K=1)
     head = model.network.heads["rotation"]
     indices = [i for i, v in enumerate(model.network.trainable_variables) if any(v is w for w in head.variables)]
-    assert len(indices) == 2 and len(set(indices) & set(model.kernel_indices)) == 1
+    assert len(indices) == 2 and len(set(indices) & set(model.groups["all"].decayed)) == 1
     before = [v.numpy() for v in [*head.variables, *(model.ema_weights[i] for i in indices)]]
     for seed in range(2):
         model.train_on_views(views_of(model, seed=seed))

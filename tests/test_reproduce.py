@@ -262,5 +262,8 @@ def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
 
 def test_from_the_command_line(command, tmp_path):
     done = command("scripts/reproduce.py", "--table=results", "--dry_run", f"--train_dir={tmp_path}")
-    assert len(done.stdout.splitlines()) == 280
-    assert "EnAET, AlphaMatch, CoMatch, ReRankMatch, Meta PL" in done.stderr
+    assert len(done.stdout.splitlines()) == 310
+    assert "AlphaMatch, CoMatch, ReRankMatch" in done.stderr
+    assert ("python -m cssl.enaet --dataset=svhn.5@1000-1 --train_dir="
+            f"{tmp_path}/kimg131072 --train_kimg=131072") in done.stdout
+    assert f"cssl.meta_pseudo_labels --dataset=cifar10.1@4000-1 --train_dir={tmp_path}/kimg37500" in done.stdout

@@ -105,7 +105,7 @@ def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset:
             for seed in table.seeds:
                 # A row's settings say how it differs from its neighbours; with this, a command speaks for itself.
                 flags = {} if row.method in paper.BASELINES else {"augment": paper.PROTOCOL["augment"]}
-                flags |= row.settings | {"train_kimg": table.train_kimg[column.dataset]}
+                flags |= {**row.settings, "train_kimg": table.expected(row, column.dataset)["train_kimg"]}
                 if table.schedule_kimg:
                     flags["schedule_kimg"] = table.schedule_kimg
                 if scale:

@@ -1,0 +1,50 @@
+"""DeFixMatch (Schmutz et al. 2023): FixMatch without bias, as its unlabelled loss on labelled images is taken away.
+
+    python -m cssl.defixmatch --dataset=cifar10.3@40-1
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libml import losses
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
+
+
+class DeFixMatch(SSLModel):
+    """FixMatch's losses on unlabelled images minus the same on labelled ones, whose labels it does not use there."""
+
+    strong_labeled_too = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """DeFixMatch's own hyperparameters."""
+
+        wu: float = option(0.5, "lambda_u: weight of the unlabelled loss and of what is taken away", low=0, named=True)
+        confidence: float = option(0.95, "tau: threshold on the largest class probability of a weak view", low=0,
+                                   high=1, named=True)
+
+    def compute_losses(self, views, step):
+        """(H(label, p(x)) + H(label, p(x strong))) / 2 + wu (U(weak, strong) - U(x, x strong)), U FixMatch's loss."""
+        parts = [views[name] for name in ("labeled", "labeled_strong", "weak", "strong")]
+        x, x_strong, weak, strong = tf.split(step.forward(tf.concat(parts, 0)), [part.shape[0] for part in parts])
+
+        def matching(weak, strong):
+            q = tf.stop_gradient(tf.nn.softmax(weak))
+            mask = losses.confidence_mask(q, self.options.confidence)
+            return tf.reduce_mean(mask * losses.cross_entropy(strong, tf.argmax(q, -1))), mask
+
+        xe = sum(tf.reduce_mean(losses.cross_entropy(logits, views["label"])) for logits in (x, x_strong)) / 2
+        weak = tf.tile(weak, [self.options.K, 1])
+        unlabeled, mask = matching(weak, strong)
+        anti, _ = matching(x, x_strong)
+        step.record_pseudo_labels(weak, mask)
+        return (xe + self.options.wu * (unlabeled - anti),
+                {"losses/xe": xe, "losses/xeu": unlabeled, "losses/anti": anti, "monitors/mask": tf.reduce_mean(mask)})
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(DeFixMatch)

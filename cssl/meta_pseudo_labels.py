@@ -1,0 +1,171 @@
+"""Meta Pseudo Labels (Pham et al. 2021): a teacher, trained like UDA and by what its labels do to a student.
+
+    python -m cssl.meta_pseudo_labels --dataset=cifar10.3@4000-1          (the authors' length: --train_kimg=37500)
+
+By default what the authors' program computes, where the soft feedback has no gradient: a UDA teacher distilled into a
+student. The paper's algorithm is --feedback=hard --sign=paper.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from libml import losses, mixing
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SharedOptions, SSLModel
+
+
+def centred(change, average):
+    """Returns a change minus its moving average, which has it already, and that average."""
+    average = average + 0.01 * (change - average)
+    return change - average, average
+
+
+class MetaPseudoLabels(SSLModel):
+    """The student learns the teacher's labels of strong views; the teacher learns how that changes the student's loss.
+
+    Evaluated is the average of the student's weights.
+    """
+
+    views_per_image = (1, 1)
+    communicates = True  # the student's step comes before the teacher's gradient
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SharedOptions):
+        """Meta Pseudo Labels' own hyperparameters, as in the authors' program."""
+
+        batch: int = option(128, "B: labelled images per update", low=1, named=True)
+        lr: float = option(0.05, "eta: highest learning rate of teacher and student; rises linearly, falls as half a "
+                           "cosine", above=0, named=True)
+        wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over all but batch normalisation", low=0,
+                           named=True)
+        ema: float = option(0.995, "decay of the average of the student's weights; (1 + k) / (10 + k) at update k if "
+                            "that is less", low=0, high=1)
+        warmup_pos: float = option(0.016667, "part of the run over which rates and wu rise (5000 of 300,000 updates)",
+                                   low=0, high=1)
+        wait_pos: float = option(0.01, "part of the run over which the student waits for the teacher (3000 updates)",
+                                 low=0, high=0.99)
+        wu: float = option(8.0, "weight of the teacher's UDA loss", low=0, named=True)
+        confidence: float = option(0.6, "threshold of the UDA loss on the largest sharpened probability", low=0, high=1)
+        temperature: float = option(0.7, "of the UDA loss's target", above=0)
+        label_smoothing: float = option(0.15, "of labels and of the student's targets", low=0, high=1)
+        dropout: float = option(0.2, "rate of dropout on the embedding, in all passes of training", low=0, high=0.99)
+        feedback: str = option("soft", "the teacher's label of a strong view: its distribution, whose feedback has no "
+                               "gradient (the authors' program); one drawn class (the paper); none: a soft label, and "
+                               "no feedback", choices=("none", "soft", "hard"))
+        sign: str = option("code", "of the feedback: the student's loss after its step minus that before (the authors' "
+                           "program), or before minus after (the paper)", choices=("code", "paper"))
+
+    @classmethod
+    def presets(cls, labels):
+        """RandAugment with cutout, and shorter averages in batch normalisation."""
+        return {"augment": "d.d.rac", "bn_momentum": 0.99}
+
+    def __init__(self, network, num_classes, *, teacher=None, seed=0, **arguments):
+        from libml import models  # needs TensorFlow
+
+        if teacher is None:
+            if getattr(network, "twin", None) is None:
+                raise ValueError(f"A {type(network).__name__} cannot be built twice: give the model a `teacher` too, "
+                                 "or use a network of libml.models.")
+            teacher = network.twin(int(np.random.SeedSequence([seed, 2 ** 31]).generate_state(1)[0]))
+        super().__init__(models.TeacherAndStudent(network, teacher), num_classes, seed=seed, **arguments)
+
+    def initial_state(self):
+        """The moving average of the change of the student's loss."""
+        return {"baseline": np.zeros((), np.float32)}
+
+    def weight_groups(self):
+        """Student and teacher, each with its own time."""
+        def decays(variable):
+            return variable.name not in ("gamma", "beta")
+
+        return {"student": self.group(self.network.student.trainable_variables, decays=decays),
+                "teacher": self.group(self.network.teacher.trainable_variables, decays=decays,
+                                      learning_rate=self.teacher_rate)}
+
+    def teacher_rate(self, images_seen, wait=0.0):
+        """lr (k + 1) / warm-up for its updates k, then lr (1 + cos(pi t)) / 2; both begin after a wait."""
+        batch = self.options.batch
+        length, warmup = self.total_images / batch * (1 - wait), self.total_images / batch * self.options.warmup_pos
+        update = tf.cast(images_seen // batch, tf.float32) - self.total_images / batch * wait
+        time = tf.clip_by_value((update - warmup) / max(length - warmup, 1.0), 0.0, 1.0)
+        rate = tf.minimum((update + 1) / max(warmup, 1.0), 0.5 * (1 + tf.cos(math.pi * time)))
+        return tf.where(update < 0, 0.0, self.options.lr * rate)
+
+    def learning_rate(self, images_seen):
+        """The student's: the teacher's law, in what is left of the run after its wait."""
+        return self.teacher_rate(images_seen, self.options.wait_pos)
+
+    def ema_decay(self, updates):
+        """The average begins with the weights as they are and gets slower."""
+        updates = tf.cast(updates, tf.float32)
+        return tf.minimum(self.options.ema, (1 + updates) / (10 + updates))
+
+    def smooth(self, target):
+        """(1 - ls) t + ls / C."""
+        return (1 - self.options.label_smoothing) * target + self.options.label_smoothing / self.num_classes
+
+    def compute_gradients(self, views, step):
+        """The student's step on H(label of the teacher, p_S(s)), then the teacher's gradient with its feedback."""
+        options, size = self.options, [views[name].shape[0] for name in ("labeled", "weak", "strong")]
+        passes = {"embedding_dropout": options.dropout} if options.dropout else {}
+        student, teacher = self.groups["student"], self.groups["teacher"]
+        own = {group: [step.weights[i] for i in self.groups[group].indices] for group in self.groups}
+
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(own["teacher"])
+            together = tf.concat([views["labeled"], views["weak"], views["strong"]], 0)
+            x, weak, strong = tf.split(step.forward(together, teacher=True, update_statistics=False, **passes), size)
+            one_hot = tf.one_hot(views["label"], self.num_classes)
+            xe = tf.reduce_mean(losses.soft_cross_entropy(x, self.smooth(one_hot)))
+            q = tf.stop_gradient(tf.nn.softmax(weak / options.temperature))
+            mask = losses.confidence_mask(q, options.confidence)
+            uda = tf.reduce_mean(mask * losses.soft_cross_entropy(strong, q))
+            label = tf.stop_gradient(tf.nn.softmax(strong))
+            step.record_pseudo_labels(label)
+            if options.feedback == "hard":
+                label = tf.one_hot(mixing.draw_labels(label, step.new_seed()), self.num_classes)
+
+            scalars, student_gradients, h = self.student_step(views, step, self.smooth(label), own["student"], passes)
+            feedback = tf.reduce_mean(losses.soft_cross_entropy(strong, label))
+            ramp = step.ramp(options.warmup_pos * self.total_images)
+            loss = xe + options.wu * ramp * uda + h * feedback
+            decay = self.decay_loss(teacher, step)
+            total = loss + options.wd * decay
+        gradients = dict(zip(teacher.indices, step.gradients(tape, total, own["teacher"]), strict=True))
+        gradients |= dict(zip(student.indices, student_gradients, strict=True))
+        return ([gradients[i] for i in range(len(step.weights))],
+                {**scalars, "losses/xe": xe, "losses/xeu": uda, "losses/teacher": loss, "losses/wd": decay,
+                 "losses/total": total + scalars["losses/student"], "monitors/mask": tf.reduce_mean(mask),
+                 "monitors/feedback": h})
+
+    def student_step(self, views, step, target, weights, passes):
+        """Returns scalars, the student's gradients over all replicas, and h: what its step did to its labelled loss."""
+        size = [target.shape[0], views["labeled"].shape[0]]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            strong, x = tf.split(step.forward(tf.concat([views["strong"], views["labeled"]], 0), **passes), size)
+            loss = tf.reduce_mean(losses.soft_cross_entropy(strong, target))
+            total = loss + self.options.wd * self.decay_loss(self.groups["student"], step)
+        gradients = step.mean(step.gradients(tape, total, weights))
+        before = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        scalars = {"losses/student": loss, "losses/student_xe": before}
+        if self.options.feedback == "none":
+            return scalars, gradients, tf.zeros([])
+        new = step.forward(views["labeled"], weights=step.updated_weights("student", gradients),
+                           update_statistics=False, **passes)
+        after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
+        change = step.mean(tf.stop_gradient(after - before))
+        change = -change if self.options.sign == "paper" else change
+        h, step.new_state["baseline"] = centred(change, step.state["baseline"])
+        return scalars, gradients, h
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(MetaPseudoLabels)

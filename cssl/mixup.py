@@ -1,0 +1,54 @@
+"""MixUp (Zhang et al. 2018), semi-supervised: labelled images mixed with each other, and unlabelled ones likewise.
+
+    python -m cssl.mixup --dataset=cifar10.3@40-1
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libml import losses, mixing
+from libml.config import option
+from libml.lazy import tf
+from libml.model import AdamModel
+
+
+class MixUp(AdamModel):
+    """Cross-entropy of mixed labelled images, and of mixed unlabelled ones with their mixed guesses."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(AdamModel.Options):
+        """MixUp's own hyperparameters, as in FixMatch's program."""
+
+        warmup_pos: float = option(0.0, "part of the run over which the unlabelled loss's weight grows linearly", low=0,
+                                   high=1)
+        beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
+        cta: bool = option(False, "train on strong views (CTAugment) instead of weak ones")
+
+    @property
+    def views_per_image(self):
+        """One view, of either kind."""
+        return (0, 1) if self.options.cta else (1, 0)
+
+    @property
+    def strong_labeled(self):
+        """With CTAugment labelled images get strong views too."""
+        return self.options.cta
+
+    def compute_losses(self, views, step):
+        """H(Mix(label, label'), p(Mix(x, x'))) + H(Mix(q, q'), p(Mix(u, u'))), where ' reverses the batch."""
+        beta, unlabeled = self.options.beta, views["strong" if self.options.cta else "weak"]
+        x, target = mixing.mixup_reversed(views["labeled"], tf.one_hot(views["label"], self.num_classes), beta=beta,
+                                          seed=step.new_seed())
+        xe = tf.reduce_mean(losses.soft_cross_entropy(step.forward(x), target))
+        guess = tf.stop_gradient(tf.nn.softmax(step.forward(unlabeled, update_statistics=False)))
+        step.record_pseudo_labels(guess)
+        u, target = mixing.mixup_reversed(unlabeled, guess, beta=beta, seed=step.new_seed())
+        xeu = tf.reduce_mean(losses.soft_cross_entropy(step.forward(u, update_statistics=False), target))
+        ramp = step.ramp(self.options.warmup_pos * self.total_images)
+        return xe + ramp * xeu, {"losses/xe": xe, "losses/xeu": xeu}
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(MixUp)
