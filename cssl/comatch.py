@@ -52,7 +52,7 @@ class CoMatch(SSLModel):
         return {name: Equal(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
 
     def smoothed(self, a: tf.Tensor, z: tf.Tensor, step) -> tf.Tensor:
-        """alpha a + (1 - alpha) softmax(z bank_z / t) bank_q, once the memory is full and a batch old (Eq. 5)."""
+        """alpha a + (1 - alpha) softmax(z bank_z / t) bank_q, once the memory is full and a batch old."""
         bank_z, bank_q = step.state["bank_z"], step.state["bank_q"]
         likeness = tf.nn.softmax(tf.matmul(z, bank_z, transpose_b=True) / self.options.temperature)
         mixed = self.options.alpha * a + (1 - self.options.alpha) * tf.matmul(likeness, bank_q)
@@ -60,7 +60,7 @@ class CoMatch(SSLModel):
         return tf.where(ready & tf.reduce_any(bank_q[0] > 0), mixed, a)
 
     def contrastive(self, target: tf.Tensor, z0: tf.Tensor, z1: tf.Tensor) -> tf.Tensor:
-        """H of each row [N] of the graph of embeddings with that of pseudo-labels (Eqs. 7-10)."""
+        """H of each row [N] of the graph of embeddings with that of pseudo-labels."""
         graph = tf.linalg.set_diag(tf.matmul(target, target, transpose_b=True), tf.ones_like(target[:, 0]))
         graph = tf.where(graph < self.options.contrast_th, 0.0, graph)
         graph /= tf.reduce_sum(graph, 1, keepdims=True)
@@ -68,7 +68,7 @@ class CoMatch(SSLModel):
         return -tf.reduce_sum(graph * tf.math.log(likeness + 1e-7), 1)
 
     def compute_losses(self, views, step):
-        """H(label, p) + wu [max t >= tau] H(t, p(s0)) + wc contrastive(t, z0, z1) (Algorithm 1)."""
+        """H(label, p) + wu [max t >= tau] H(t, p(s0)) + wc contrastive(t, z0, z1)."""
         options = self.options
         (x, z_x), (weak, z_w), (strong, z_s) = self.forward_together(views, step, ("logits", "z"))
         size = views["weak"].shape[0]

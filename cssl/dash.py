@@ -42,7 +42,7 @@ class Dash(SSLModel):
         return tf.maximum(options.C * options.gamma ** -k * mean, options.rho_min)
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """H(t, p) and [H(t, weak) <= rho]; t = softmax(weak / T), one-hot once rho = rho_min (Sec. 4)."""
+        """H(t, p) and [H(t, weak) <= rho]; t = softmax(weak / T), one-hot once rho = rho_min."""
         weak, rho = tf.stop_gradient(weak), self.threshold(step)
         hard = tf.one_hot(tf.argmax(weak, -1), self.num_classes)
         target = tf.where(rho <= self.options.rho_min, hard, tf.nn.softmax(weak / self.options.T))

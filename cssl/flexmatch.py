@@ -33,7 +33,7 @@ class FlexMatch(SSLModel):
         return {"chosen": np.full(self.num_unlabeled, -1, np.int32), "counts": np.zeros(self.num_classes, np.int32)}
 
     def learned(self, counts: tf.Tensor) -> tf.Tensor:
-        """beta_k = n_k / max(max_k n_k, unused) [C], or n_k / max_k n_k (Eqs. 5, 11)."""
+        """beta_k = n_k / max(max_k n_k, unused) [C], or n_k / max_k n_k."""
         counts, total = tf.cast(counts, tf.float32), float(self.num_unlabeled)
         most = tf.reduce_max(counts)
         if self.options.thresh_warmup:
@@ -41,7 +41,7 @@ class FlexMatch(SSLModel):
         return tf.math.divide_no_nan(counts, most)
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """H(y, p) and [max q >= tau beta_y / (2 - beta_y)], beta from before this batch (Eqs. 7-9)."""
+        """H(y, p) and [max q >= tau beta_y / (2 - beta_y)], beta from before this batch."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         y, c = tf.argmax(q, -1, tf.int32), tf.reduce_max(q, -1)
         beta = self.learned(step.state["counts"])

@@ -33,7 +33,7 @@ class FreeMatch(SSLModel):
         return {"tau": Equal(uniform[0]), "p": Equal(uniform), "h": Equal(uniform)}
 
     def thresholds(self, q: tf.Tensor, step) -> tf.Tensor:
-        """tau p_k / max p [C], after this batch has entered the averages (Eqs. 5-8)."""
+        """tau p_k / max p [C], after this batch has entered the averages."""
         batch = {"tau": tf.reduce_max(q, -1), "p": q, "h": tf.one_hot(tf.argmax(q, -1), self.num_classes)}
         for name, values in batch.items():
             mean = step.mean(tf.reduce_mean(values, 0))
@@ -42,7 +42,7 @@ class FreeMatch(SSLModel):
         return tf.minimum(step.new_state["tau"], self.options.tau_max) * p / tf.reduce_max(p)
 
     def fairness(self, strong: tf.Tensor, mask: tf.Tensor, step) -> tf.Tensor:
-        """sum_k A_k log B_k, A from p / h, B from the same of the strong views that count (Eqs. 10-12)."""
+        """sum_k A_k log B_k, A from p / h, B from the same of the strong views that count."""
         def balanced(p, h):
             ratio = tf.math.divide_no_nan(p, h)
             return tf.math.divide_no_nan(ratio, tf.reduce_sum(ratio))
@@ -57,7 +57,7 @@ class FreeMatch(SSLModel):
         return tf.where(count > 0, loss, 0.0)
 
     def compute_losses(self, views, step):
-        """H(label, p) + wu [max q >= threshold_y] H(y, p) + w_fair fairness (Eq. 13)."""
+        """H(label, p) + wu [max q >= threshold_y] H(y, p) + w_fair fairness."""
         x, weak, strong = self.forward_together(views, step)
         q = tf.stop_gradient(tf.nn.softmax(weak))
         y = tf.argmax(q, -1)

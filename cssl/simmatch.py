@@ -47,7 +47,7 @@ class SimMatch(SSLModel):
                 "classes": np.zeros(self.num_labeled, np.int32)}
 
     def targets(self, a: tf.Tensor, z: tf.Tensor, state: dict) -> tuple[tf.Tensor, tf.Tensor]:
-        """Class targets [N, C] and likeness [N, labelled], each informed by the other (Eqs. 9, 12)."""
+        """Class targets [N, C] and likeness [N, labelled], each informed by the other."""
         likeness = self.likeness(z, state["bank"])
         by_instance = likeness * tf.gather(a, state["classes"], axis=1)
         by_class = tf.matmul(likeness, tf.one_hot(state["classes"], self.num_classes))
@@ -68,7 +68,7 @@ class SimMatch(SSLModel):
             step.new_state[name] = tf.tensor_scatter_nd_update(step.state[name], index[:, tf.newaxis], rows)
 
     def compute_losses(self, views, step):
-        """H(label, p) + wu [max t >= tau] H(t, p) + w_in H(likeness of weak, likeness of strong) (Eq. 13)."""
+        """H(label, p) + wu [max t >= tau] H(t, p) + w_in H(likeness of weak, likeness of strong)."""
         options = self.options
         (x, z_x), (weak, z_w), (strong, z_s) = self.forward_together(views, step, ("logits", "z"))
         q = tf.stop_gradient(tf.nn.softmax(weak))

@@ -24,8 +24,8 @@ class SoftMatch(SSLModel):
         """SoftMatch's own hyperparameters."""
 
         momentum: float = option(0.999, "m: decay of the averages of predictions and confidence", low=0, high=1)
-        n_sigma: float = option(2.0, "deviations below the mean at which the weight is exp(-1/2) of n_sigma 1; the "
-                                "larger, the nearer to a threshold at the mean", low=0, named=True)
+        n_sigma: float = option(2.0, "divides the deviation of the weights' bell: 0 weights all images alike, a large "
+                                "number makes a threshold at the mean", low=0, named=True)
 
     def initial_state(self):
         """Averages of predictions (zeros: none yet), of the confidence and of its variance."""
@@ -33,7 +33,7 @@ class SoftMatch(SSLModel):
                 "mu": Equal(np.array(1 / self.num_classes, np.float32))}
 
     def weights(self, q: tf.Tensor, step) -> tf.Tensor:
-        """exp(-min(c - mu, 0)^2 n_sigma^2 / (2 var)) [N]; c = max a, averages with this batch (Eqs. 6-8)."""
+        """exp(-min(c - mu, 0)^2 n_sigma^2 / (2 var)) [N]; c = max a, averages with this batch."""
         state, decay = step.state, self.options.momentum
         p_model = banks.running_mean(state["p_model"], step.mean(tf.reduce_mean(q, 0)), decay)
         c = tf.reduce_max(losses.align(q, p_data=1 / self.num_classes, p_model=p_model), -1)

@@ -274,3 +274,10 @@ def test_communication_cannot_be_compiled():
     with pytest.raises(ValueError, match="--jit cannot compile Bank's communication between 2 replicas; leave it out"):
         on_two_replicas(Bank, PlainEmbedding, halves, set_sizes=(8, 40), jit=True)
     make(Bank, PlainEmbedding, set_sizes=(8, 40), jit=True).train_on_views(halves[0])  # one replica has none
+
+
+def test_every_method_is_documented():
+    text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    for name, module in cssl.methods().items():
+        assert f"| [{name}](#{name.lower()}) |" in text and f"| `python -m cssl.{module}` |" in text, name
+        assert f"### {name}\n" in text and f"[cssl/{module}.py](../cssl/{module}.py)" in text, name
