@@ -34,12 +34,17 @@ class Dash(SSLModel):
         """Sum and number of the labelled losses at the end of the warm-up."""
         return {"total": np.zeros((), np.float32), "count": np.zeros((), np.float32)}
 
+    @property
+    def warmup_images(self) -> int:
+        """Labelled images before the first unlabelled one counts."""
+        return round(1024 * self.options.warmup_kimg)
+
     def threshold(self, step) -> tf.Tensor:
         """rho = max(C gamma^-k rho^, rho_min); rho^: mean labelled loss after the warm-up (Eq. 17)."""
-        options, seen = self.options, tf.cast(step.images_seen, tf.float32) / 1024
-        k = tf.floor(tf.maximum(seen - options.warmup_kimg, 0.0) / options.decay_kimg)
+        options = self.options
+        k = tf.maximum(step.images_seen - self.warmup_images, 0) // max(1, round(1024 * options.decay_kimg))
         mean = tf.math.divide_no_nan(step.state["total"], step.state["count"])
-        return tf.maximum(options.C * options.gamma ** -k * mean, options.rho_min)
+        return tf.maximum(options.C * options.gamma ** -tf.cast(k, tf.float32) * mean, options.rho_min)
 
     def unlabeled_loss(self, weak, strong, views, step):
         """H(t, p) and [H(t, weak) <= rho]; t = softmax(weak / T), one-hot once rho = rho_min."""
@@ -47,13 +52,13 @@ class Dash(SSLModel):
         hard = tf.one_hot(tf.argmax(weak, -1), self.num_classes)
         target = tf.where(rho <= self.options.rho_min, hard, tf.nn.softmax(weak / self.options.T))
         chosen = losses.soft_cross_entropy(weak, target) <= rho
-        started = step.images_seen >= round(1024 * self.options.warmup_kimg)
+        started = step.images_seen >= self.warmup_images
         return losses.soft_cross_entropy(strong, target), tf.cast(chosen & started, tf.float32), {"monitors/rho": rho}
 
     def compute_losses(self, views, step):
         """H(label, p) + wu [H(t, weak) <= rho] H(t, p)."""
         loss, scalars = super().compute_losses(views, step)
-        left = round(1024 * self.options.warmup_kimg) - step.images_seen
+        left = self.warmup_images - step.images_seen
         inside = tf.cast((left > 0) & (left <= WINDOW * self.options.batch), tf.float32)
         step.new_state |= {"total": step.state["total"] + inside * tf.stop_gradient(scalars["losses/xe"]),
                            "count": step.state["count"] + inside}

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ROOT
 from test_methods import BATCH, CLASSES, SHAPE, PlainEmbedding, make, residual_net, views_of
 
 import cssl
@@ -299,7 +300,10 @@ def test_calibration_images_are_held_out_in_proportion():
     assert np.bincount(data.hold_out(labelled([40, 20, 10, 2]), .5).calibration_classes).tolist() == [20, 10, 5, 1]
 
 
-def test_a_class_does_not_give_its_only_image():
+def test_a_class_does_not_give_its_only_image(program, tmp_path):
+    done = program(C2S2L, "--dataset=digits.1@10-1", f"--train_dir={tmp_path}", code=2)
+    assert "digits.1@10-1 has 10 labelled images, none of which its class can spare for calibration" in done.stderr
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="has 10 labelled images, none of which its class can spare for calibration"):
         data.hold_out(labelled([1] * 10), .25)
     with pytest.raises(ValueError, match="C2S2L got no calibration images"):
@@ -902,6 +906,13 @@ def test_float16_trains_and_keeps_state_when_it_overflows(method):
     scalars = step(views)
     assert all(np.isfinite(value) for value in scalars.values())
     assert any(np.any(v.numpy() != before[name]) for name, v in model.method_state.items())
+
+
+def test_methods_that_communicate_say_so():
+    for name, module in cssl.methods().items():
+        source = (ROOT / "cssl" / f"{module}.py").read_text(encoding="utf-8")
+        talks = any(call in source for call in ("step.gather(", "step.mean(", "banks.align_with("))
+        assert cssl.method(name).communicates == talks, name
 
 
 def test_jit_is_refused_where_replicas_communicate():
