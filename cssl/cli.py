@@ -106,7 +106,8 @@ def help_text(method: type[SSLModel]) -> str:
             lines.append(f"  --train_steps\n      {TRAIN_STEPS}")
         lines.append("")
     presets = {"any": method.presets(None), "40 labels": method.presets(40),
-               **{name: {**dataset.presets, **method.dataset_presets(name)} for name, dataset in DATASETS.items()}}
+               **{name: {k: v for k, v in {**dataset.presets, **method.dataset_presets(name)}.items()
+                         if k in RunConfig.fields(method)} for name, dataset in DATASETS.items()}}
     lines.append("Presets, where a flag is not given: " + "; ".join(
         f"{name}: {', '.join(f'{k} {v}' for k, v in preset.items())}" for name, preset in presets.items() if preset))
     lines.append("\n--flagfile=FILE reads flags from a file, one a line; scripts/configs has the paper's settings.")

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ class SSLData:
         class_names: one name per class.
         mirror: whether mirroring is part of the default weak augmentation.
         notes: lines for the user to read.
+        calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
+        calibration_classes: [K] int64, their classes.
     """
 
     name: str
@@ -50,6 +52,8 @@ class SSLData:
     class_names: list[str]
     mirror: bool
     notes: list[str] = field(default_factory=list)
+    calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def num_classes(self) -> int:
@@ -212,6 +216,29 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     return SSLData(str(name), source.images, np.asarray(source.labels), labeled, source.split_labels[labeled], order,
                    name.valid, source.test_images, np.asarray(source.test_labels), source.class_names, source.mirror,
                    notes)
+
+
+def hold_out(data: SSLData, share: float) -> SSLData:
+    """Returns the data with a share of its labelled images set aside for calibration, drawn by the split's seed.
+
+    Classes give in proportion, and each keeps at least one image to train on. A share of 0 changes nothing.
+    """
+    if share <= 0:
+        return data
+    order = np.random.RandomState(parse_name(data.name).seed).permutation(len(data.labeled))
+    classes = data.labeled_classes[order]
+    counts, by_class = np.bincount(classes), np.argsort(classes, kind="stable")
+    ranks = np.empty(len(order), np.int64)  # among those of the same class
+    ranks[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    part = ranks / counts[classes]
+    spare = np.argsort(part, kind="stable")[int(np.sum(ranks == 0)):]  # all but the first of each class
+    chosen = order[spare[:max(1, round(share * len(order)))]]
+    if not len(chosen):
+        raise UserError(f"{data.name} has {len(order)} labelled images, none of which its class can spare for "
+                        "calibration; ask for more labels, two of some class at least.")
+    rest = np.setdiff1d(np.arange(len(order)), chosen)
+    return replace(data, labeled=data.labeled[rest], labeled_classes=data.labeled_classes[rest],
+                   calibration=data.labeled[chosen], calibration_classes=data.labeled_classes[chosen])
 
 
 def _fold(source: sources.Source, name: DatasetName) -> np.ndarray:

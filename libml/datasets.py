@@ -54,10 +54,12 @@ def _svhn_class(digit: np.ndarray) -> np.ndarray:
 
 DATASETS: dict[str, Dataset] = {
     "cifar10": Dataset(tfds_name="cifar10"),
-    "cifar100": Dataset(tfds_name="cifar100", presets={"filters": 128, "wd": 0.001}),
-    "svhn": Dataset(tfds_name="svhn_cropped", train_splits=("train", "extra"), mirror=False, relabel=_svhn_class),
-    "svhn_noextra": Dataset(tfds_name="svhn_cropped", mirror=False, relabel=_svhn_class),
-    "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True),
+    "cifar100": Dataset(tfds_name="cifar100", presets={"filters": 128, "wd": 0.001, "align": True}),
+    "svhn": Dataset(tfds_name="svhn_cropped", train_splits=("train", "extra"), mirror=False, relabel=_svhn_class,
+                    presets={"tau_max": 0.95}),
+    "svhn_noextra": Dataset(tfds_name="svhn_cropped", mirror=False, relabel=_svhn_class, presets={"tau_max": 0.95}),
+    "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True,
+                     presets={"wc": 5.0}),
     "fashion_mnist": Dataset(tfds_name="fashion_mnist", pad_to=32),
     # A small net and fast averages: minutes on a CPU.
     "digits": Dataset(16, mirror=False, load=_digits, presets={

@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,9 @@ import tensorflow as tf
 from libml.config import ScaleOptions
 from libml.errors import UserError
 from libml.slurm import slurm_cluster
+
+if TYPE_CHECKING:
+    from libml.model import SSLModel
 
 START_SECONDS = 600
 _WATCHDOG = """
@@ -200,8 +204,11 @@ class ProcessGroup:
             raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
 
 
-def check_jit(options: ScaleOptions, replicas: int) -> None:
+def check_jit(options: ScaleOptions, replicas: int, method: "type[SSLModel] | None" = None) -> None:
     """Raises UserError where XLA would have to compile communication between replicas."""
+    if options.jit and replicas > 1 and method is not None and method.communicates:
+        raise UserError(f"--jit cannot compile {method.__name__}'s communication between {replicas} replicas; leave "
+                        "it out.")
     if options.jit and options.sync_bn and replicas > 1:
         raise UserError(f"--jit cannot compile --sync_bn's communication between {replicas} replicas; leave out one of "
                         "the two.")

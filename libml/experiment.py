@@ -58,9 +58,14 @@ def load(config: RunConfig) -> SSLData:
     return libml.data.load(config.data.dataset, config.data.data_dir or DEFAULT_DATA_DIR, config.data.image_size)
 
 
+def parts(config: RunConfig, data: SSLData) -> SSLData:
+    """Returns the data as the method divides it: with calibration images, where it asks for a share of them."""
+    return libml.data.hold_out(data, getattr(config.options, "calibration", 0.0))
+
+
 def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, strong: Callable | None = None,
           ) -> SSLModel:
-    """Builds network, augmenter and model, for the strategy in whose scope this is called."""
+    """Builds network, augmenter and model for data of `parts`, for the strategy in whose scope this is called."""
     augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
     statistics = None
     if config.data.whiten:
@@ -79,7 +84,8 @@ def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, 
         return config.method(net, data.num_classes, options=config.options, augmenter=augmenter, seed=seed,
                              total_images=config.training.total_images, image_statistics=statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
-                             set_sizes=(len(data.labeled), len(data.unlabeled)))
+                             set_sizes=(len(data.labeled), len(data.unlabeled)),
+                             calibration=(np.asarray(data.images[data.calibration]), data.calibration_classes))
 
 
 def _build_network(config: RunConfig, data: SSLData) -> keras.Model:
@@ -118,7 +124,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
         fields = config.fields(config.method)
         distribute.check_same(strategy, {name: value for name, value in config.values().items()
                                          if not fields[name].metadata["local"]})
-        distribute.check_jit(config.scale, strategy.num_replicas_in_sync)
+        distribute.check_jit(config.scale, strategy.num_replicas_in_sync, config.method)
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         group = distribute.ProcessGroup(strategy)
         with group.errors_stop_all():
@@ -129,12 +135,13 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
             if network is None:  # of another nothing is known yet
                 gpus = tf.config.list_physical_devices("GPU")
                 memory.check(config, data.image_shape, group.size, available=MAX_MEMORY if gpus else None)
+            divided = parts(config, data)
             with strategy.scope():
-                model = _build(config, data, network, strong)
+                model = _build(config, divided, network, strong)
             config = own.describe(config, model, network, strong)
             folder = RunFolder(config.folder())
         distribute.check_same(strategy, {"own": [config.network.own_network, config.augmentation.own_strong]})
-        trainer = Trainer(model, data, config, folder, strategy, hooks, group)
+        trainer = Trainer(model, divided, config, folder, strategy, hooks, group)
         with trainer.claimed(environment_facts()):
             with group.errors_stop_all():
                 _announce(trainer, config)
@@ -192,7 +199,8 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:
             log(f"warning: --{name} has no effect: {lacks[field.metadata['needs']]}.")
-    log(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, {len(data.unlabeled)} unlabelled, "
+    log(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, "
+        f"{f'{len(data.calibration)} calibration, ' * bool(len(data.calibration))}{len(data.unlabeled)} unlabelled, "
         f"{data.num_valid} validation, {len(data.test_labels)} test images of {'x'.join(map(str, data.image_shape))}, "
         f"{data.num_classes} classes")
     for title, options in config.groups(config.method).items():
@@ -282,7 +290,7 @@ def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
 def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
              ) -> Evaluation:
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
-    data = load(config) if data is None else data
+    data = parts(config, load(config) if data is None else data)
     memory.check(config, data.image_shape, available=MAX_MEMORY)
     model = _build(config, data, network)
     own.describe(config, model, network, None)

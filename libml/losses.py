@@ -7,6 +7,7 @@ from libml.lazy import tf
 
 _EPSILON = 1e-7  # keeps logarithms and quotients finite in the credal loss; part of its definition
 _ALIGNMENT_EPSILON = 1e-6
+_CLIP = 1e-5  # probabilities and tolerance of conformal credal learning
 
 
 def _float(x) -> tf.Tensor:
@@ -95,3 +96,82 @@ def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf
     divergence = tf.reduce_sum(target * tf.math.log(target / tf.clip_by_value(p, _EPSILON, 1.0)), axis=-1)
     p_reference = tf.gather(p, reference, axis=-1, batch_dims=1)
     return tf.where(p_reference >= 1 - _float(alpha), 0.0, divergence)
+
+
+def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
+    """Member t [N, C] with the smallest KL(t || p) of the credal set of possibility degrees pi [N, C] with max 1.
+
+    The set is {t : sum of t_j over pi_j <= pi_k is at most pi_k, for every k}. With classes sorted by pi, t / p falls
+    with pi and changes only where a constraint is tight. So the sums of t over the least possible classes, as a
+    function of those of p, are the greatest convex function under the points (sum of p, pi) that starts at (0, 0).
+    Its slope at class i is max_{a < i} min_{b >= i} (pi_b - pi_a) / (p_{a+1} + … + p_b). With pi = (1, alpha, alpha,
+    …) this is `project`. Lienen, Demir & Hüllermeier, "Conformal Credal Self-Supervised Learning", COPA 2023.
+    """
+    p, pi = tf.maximum(_float(p), 1e-20), _float(possibility)
+    num_classes = p.shape[-1]
+    order = tf.argsort(pi, axis=-1, stable=True)  # rising
+    p, pi = tf.gather(p, order, batch_dims=1), tf.gather(pi, order, batch_dims=1)
+    below = tf.concat([tf.zeros_like(pi[:, :1]), pi[:, :-1]], 1)  # pi_a of the a classes below i
+    after = tf.linalg.band_part(tf.ones([num_classes, num_classes]), 0, -1)  # [a, b]: class b is not among the a least
+    mass = tf.cumsum(after * p[:, tf.newaxis], axis=-1)  # summed for each a, since a difference would lose digits
+    slope = tf.where(after > 0, (pi[:, tf.newaxis] - below[..., tf.newaxis]) / tf.maximum(mass, 1e-20), 3e38)
+    shift = 1
+    while shift < num_classes:  # minimum over all b >= i, by doubling
+        shifted = tf.pad(slope[..., shift:], [[0, 0], [0, 0], [0, shift]], constant_values=3e38)
+        slope, shift = tf.minimum(slope, shifted), 2 * shift
+    t = p * tf.reduce_max(tf.where(after > 0, slope, 0.0), axis=1)
+    return tf.gather(t, tf.argsort(order, axis=-1), batch_dims=1)
+
+
+def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor) -> tf.Tensor:
+    """KL(t || p) [N] of distributions, both clipped to [1e-5, 1] as conformal credal learning defines it."""
+    t, p = (tf.clip_by_value(_float(x), _CLIP, 1.0) for x in (target_probs, probs))
+    return tf.reduce_sum(t * tf.math.log(t / p), axis=-1)
+
+
+def possibility_loss(logits: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
+    """Optimistic superset loss min_t KL(t || p) [N] over the credal set of `project_possibility`; 0 inside it."""
+    p = tf.nn.softmax(_float(logits))
+    p_fixed, pi = tf.stop_gradient(p), tf.stop_gradient(_float(possibility))
+    least = _float(pi[:, tf.newaxis] <= pi[..., tf.newaxis])  # [k, j]: class j is at most as possible as k
+    inside = tf.reduce_all(tf.linalg.matvec(least, p_fixed) <= pi + _CLIP, axis=-1)
+    return tf.where(inside, 0.0, clipped_kl(tf.stop_gradient(project_possibility(p_fixed, pi)), p))
+
+
+def alpha_divergence(log_u: tf.Tensor, log_v: tf.Tensor, alpha: float) -> tf.Tensor:
+    """D_a(u || v) = (sum_k u_k^a v_k^(1 - a) - 1) / (a (a - 1)) [N] of log-distributions [N, C].
+
+    Its limits are KL(u || v) at a = 1 and KL(v || u) at a = 0 (Gong, Wang & Liu, "AlphaMatch", CVPR 2021).
+    """
+    log_u, log_v = _float(log_u), _float(log_v)
+    if alpha == 1:
+        terms = tf.exp(log_u) * (log_u - log_v)
+    elif alpha == 0:
+        terms = tf.exp(log_v) * (log_v - log_u)
+    else:  # not the difference of two sums near 1, which would lose its digits
+        terms = tf.exp(log_u) * tf.math.expm1((1 - alpha) * (log_v - log_u)) / (alpha * (alpha - 1))
+    return tf.reduce_sum(terms, axis=-1)
+
+
+def batch_mean_triplet(vectors: tf.Tensor, ids: tf.Tensor, used: tf.Tensor, margin: float) -> tf.Tensor:
+    """Mean over anchors of max(0, margin + mean distance to others of the same id - to those of other ids), a scalar.
+
+    Args:
+        vectors: [N, D], normalised here; distances are Euclidean.
+        ids: [N] integers.
+        used: [N], 1 for vectors that take part, else 0. Anchors without a partner of either kind do not.
+        margin: of the hinge.
+    """
+    v = tf.math.l2_normalize(_float(vectors), -1)
+    squared = 2 - 2 * tf.matmul(v, v, transpose_b=True)
+    apart = squared > 1e-6  # what is nearer than 0.001 drowns in rounding, and the root has no gradient at 0
+    distance = tf.where(apart, tf.sqrt(tf.where(apart, squared, 1.0)), 0.0)
+    both = used[:, tf.newaxis] * used
+    same = ids[:, tf.newaxis] == ids
+    positive = both * tf.cast(same, tf.float32) * (1 - tf.eye(v.shape[0]))
+    negative = both * tf.cast(~same, tf.float32)
+    counts = [tf.reduce_sum(pairs, 1) for pairs in (positive, negative)]
+    near, far = (tf.math.divide_no_nan(tf.reduce_sum(pairs * distance, 1), count)
+                 for pairs, count in zip((positive, negative), counts, strict=True))
+    anchors = tf.cast((counts[0] > 0) & (counts[1] > 0), tf.float32)
+    return tf.math.divide_no_nan(tf.reduce_sum(anchors * tf.nn.relu(margin + near - far)), tf.reduce_sum(anchors))

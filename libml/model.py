@@ -219,6 +219,7 @@ class SSLModel(KerasModel):
         loss_scaling: scales the loss dynamically, for float16.
         jit: compiles forward and backward pass with XLA.
         set_sizes: the numbers of labelled and unlabelled images, for state with an entry per image.
+        calibration: bytes [K, H, W, channels] and classes [K] of labelled images that are not trained on.
     """
 
     uses_alignment = False  # whether the loss calls `aligned`
@@ -231,6 +232,7 @@ class SSLModel(KerasModel):
     optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
     needs_float32 = False  # whether half precision would break it
     pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
+    communicates = False  # whether the loss calls `Step.gather` or `Step.mean`
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SharedOptions):
@@ -242,7 +244,8 @@ class SSLModel(KerasModel):
 
     def __init__(self, network: keras.Model, num_classes: int, *, options=None, augmenter: Augmenter | None = None,
                  total_images: float = 65536 << 10, seed: int = 0, image_statistics=None, loss_scaling: bool = False,
-                 jit: bool = False, set_sizes: tuple[int, int] = (0, 0), **hyperparameters):
+                 jit: bool = False, set_sizes: tuple[int, int] = (0, 0),
+                 calibration: tuple[np.ndarray, np.ndarray] | None = None, **hyperparameters):
         super().__init__(name=type(self).__name__.lower())
         check_network(network, num_classes)
         check_passes(self, network, self.pass_options)
@@ -281,6 +284,11 @@ class SSLModel(KerasModel):
             self.loss_scale = state("loss_scale", (), keras.initializers.Constant(2.0 ** 15))
             self.good_steps = state("good_steps", (), "zeros", "int64")
         self.loss_scaling = loss_scaling
+        self.calibration_classes = np.zeros(0, np.int64)
+        if calibration is not None and len(calibration[1]):  # on every device, in no checkpoint
+            images, self.calibration_classes = calibration
+            self.calibration_images = state("calibration", images.shape, "zeros", "uint8")
+            self.calibration_images.assign(images)
         initial = self.initial_state()
         self.equal_state = tuple(name for name, value in initial.items() if isinstance(value, Equal))
         self.method_state = {}
@@ -598,6 +606,16 @@ class SSLModel(KerasModel):
     def _infer(self, images: tf.Tensor, weights: list[tf.Tensor], statistics: list[tf.Tensor]) -> tf.Tensor:
         logits, _ = self.network.stateless_call(weights, statistics, self.normalize(images), training=False)
         return tf.cast(logits, tf.float32)
+
+    def _infer_bytes(self, images: tf.Tensor, weights: list[tf.Tensor], statistics: list[tf.Tensor],
+                     chunk: int = 256) -> tf.Tensor:
+        """The same of many uint8 images, some at a time."""
+        size = images.shape[0]
+        chunk = min(chunk, size)
+        chunks = tf.gather(images, np.resize(np.arange(size), (-(-size // chunk), chunk)))  # the last one filled up
+        logits = tf.map_fn(lambda part: self._infer(augment.to_float(part), weights, statistics), chunks,
+                           fn_output_signature=tf.float32)
+        return tf.reshape(logits, [-1, self.num_classes])[:size]
 
     def call(self, images, training=False):
         """Logits of the evaluated model, of bytes or of floats in [-1, 1]; `fit` and `predict` of Keras call this."""

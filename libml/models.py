@@ -449,6 +449,30 @@ class Decoders(keras.Model):
             original, found["map"], training=training, noise=noise) for name in outputs)
 
 
+class Projection(keras.layers.Layer):
+    """Head for contrastive losses: dense layer as wide as its input, LeakyReLU, dense layer, to unit length.
+
+    Args:
+        units: length of the vectors.
+        slope: of the LeakyReLU below 0.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, units: int, slope: float = 0.0, seed: int | None = None):
+        super().__init__(name="projection", dtype="float32")
+        self.units, self.slope, self.seed = units, slope, seed
+
+    def build(self, input_shape):
+        """Makes the layers for embeddings [N, channels]."""
+        make, channels = _Factory(None if self.seed is None else self.seed + self.units, 0.0, False), input_shape[-1]
+        self.hidden = make.dense("projection_hidden", channels, channels)
+        self.final = make.dense("projection_final", channels, self.units)
+
+    def call(self, embedding):
+        """Unit vectors [N, units]."""
+        return tf.math.l2_normalize(self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope)), -1)
+
+
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
     "mcdropresnet": WideResNet}  # the original's name for what every network here can do: dropout in chosen passes

@@ -1,6 +1,6 @@
 """Trains every method on the handwritten digits and compares them with labels alone.
 
-    python scripts/bench_methods.py                     (about 15 methods x 3 splits; minutes each on 2 cores)
+    python scripts/bench_methods.py                     (all methods x 3 splits; minutes each on 2 cores)
     python scripts/bench_methods.py --methods cssl,mixmatch --seeds 1 --flags "--train_kimg=5"
     python scripts/bench_methods.py --table             (only print what is finished)
 

@@ -112,6 +112,12 @@ def test_cifar100_has_its_own_protocol():
     assert set(paper.nearest_cell({**ours, "wd": 5e-4, "filters": 32}, column).deviations) == {"wd", "filters"}
 
 
+def test_a_reconstruction_claims_no_figure():
+    assert paper.nearest_cell(config(method="ReRankMatch", train_kimg=65536), CIFAR) is None
+    assert paper.nearest_cell(config(method="CoMatch", train_kimg=65536), CIFAR).cell == Cell(6.91, 1.39)
+    assert paper.nearest_cell(config(method="AlphaMatch", train_kimg=65536), CIFAR).cell == Cell(8.65, 3.38)
+
+
 def test_no_cell():
     assert paper.nearest_cell(config(method="VAT"), CIFAR) is None
     assert paper.nearest_cell(config(), Column("digits", 40, "error")) is None

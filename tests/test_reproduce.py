@@ -46,7 +46,12 @@ def test_results(tmp_path):
         assert datasets(commands, module) == names(everything)
     assert datasets(commands, "mean_teacher") == names({"cifar10": (250, 4000), "cifar100": (2500, 10000),
                                                         "svhn": (250, 1000)})
-    assert len(commands) == 280
+    assert datasets(commands, "comatch") == names({"cifar10": (40, 250)})
+    assert datasets(commands, "alphamatch") == names({"cifar10": (40, 250), "cifar100": (400, 2500), "svhn": (40, 250),
+                                                      "stl10": (1000,)})
+    assert datasets(commands, "rerankmatch") == names({name: sizes for name, sizes in everything.items()
+                                                       if name != "stl10"})
+    assert len(commands) == 370
     assert {command["train_kimg"] for command in commands} == {"65536"}
     assert not any("schedule_kimg" in command for command in commands)
     assert {command["confidence"] for command in commands if command["module"] == "fixmatch"} == {"0.95"}
@@ -86,8 +91,8 @@ def test_ablation_and_barely(tmp_path):
 def test_all_lists_shared_runs_once(tmp_path):
     commands = listed("--table=all", f"--train_dir={tmp_path}")
     assert len({tuple(sorted(c.items())) for c in commands}) == len(commands)
-    # 280 and, beyond them, FixMatch-DA and LSMatch (calibration), efficiency, ablation, barely, UPSMatch
-    assert len(commands) == 280 + 40 + 100 + 18 + 40 + 20
+    # 370 and, beyond them, FixMatch-DA and LSMatch (calibration), efficiency, ablation, barely, UPSMatch
+    assert len(commands) == 370 + 40 + 100 + 18 + 40 + 20
     # Two runs in one folder must differ in something that the folder's name shows: never in length or horizon alone.
     places = Counter(tuple(sorted((k, v) for k, v in c.items() if k not in ("train_kimg", "schedule_kimg")))
                      for c in commands)
@@ -262,8 +267,8 @@ def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
 
 def test_from_the_command_line(command, tmp_path):
     done = command("scripts/reproduce.py", "--table=results", "--dry_run", f"--train_dir={tmp_path}")
-    assert len(done.stdout.splitlines()) == 310
-    assert "AlphaMatch, CoMatch, ReRankMatch" in done.stderr
+    assert len(done.stdout.splitlines()) == 405
+    assert "reconstructions, whose results are compared with no figure of the paper: ReRankMatch" in done.stderr
     assert ("python -m cssl.enaet --dataset=svhn.5@1000-1 --train_dir="
             f"{tmp_path}/kimg131072 --train_kimg=131072") in done.stdout
     assert f"cssl.meta_pseudo_labels --dataset=cifar10.1@4000-1 --train_dir={tmp_path}/kimg37500" in done.stdout

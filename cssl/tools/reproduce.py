@@ -182,6 +182,9 @@ def main() -> int:
     literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
     notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
     notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
+    rebuilt = sorted({job.method for job in todo} & {*paper.RECONSTRUCTIONS})
+    notes += [f"reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}"] * bool(
+        rebuilt)
     print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
     if args.slurm and todo:
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)

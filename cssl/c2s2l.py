@@ -1,0 +1,102 @@
+"""C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction.
+
+    python -m cssl.c2s2l --dataset=cifar10.3@250-1
+
+A share of the labelled images is not trained on, but calibrates how possible each class of an unlabelled image is.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from libml import losses
+from libml.config import option
+from libml.lazy import tf
+from libml.model import Equal, SSLModel
+
+EPOCH = 1024  # updates
+
+
+class C2S2L(SSLModel):
+    """Divergence of the strong view from the set of distributions under the possibility degrees of the weak view."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """C2S2L's own hyperparameters; the paper searched calibration {.1, .25, .5}, gamma {.01, .1, 1}."""
+
+        calibration: float = option(0.25, "share of the labelled images that is kept for calibration", above=0,
+                                    high=0.9, named=True)
+        score: str = option("diff", "nonconformity: the best other class's probability minus (diff) or over (prop) "
+                            "that of the class", choices=("diff", "prop"))
+        gamma: float = option(0.1, "gamma: added to the denominator of the score prop", low=0)
+        refresh: int = option(10, "updates between new calibrations", low=1)
+        normalize: str = option("all", "largest possibility becomes 1: by dividing all by it, or by raising it alone",
+                                choices=("all", "largest"))
+
+    @classmethod
+    def presets(cls, labels):
+        """RandAugment with cutout."""
+        return {"augment": "d.d.rac"}
+
+    def initial_state(self):
+        """The network as it was at the last calibration, and the scores of the calibration images, sorted."""
+        if not len(self.calibration_classes):
+            raise ValueError("C2S2L got no calibration images: give its class calibration=(images, classes).")
+        network = [*self.network.trainable_variables, *self.network.non_trainable_variables]
+        return {**{f"snapshot_{i}": Equal(np.array(v)) for i, v in enumerate(network)},
+                "scores": np.full(len(self.calibration_classes), np.inf, np.float32)}
+
+    def snapshot(self, step) -> tuple[list, list, tf.Tensor]:
+        """Weights, statistics and calibration scores (E), new at epochs' starts and every `refresh` updates."""
+        update = step.images_seen // self.options.batch % EPOCH
+        due = (update == 0) | (update % self.options.refresh == self.options.refresh - 1)
+        due |= tf.math.is_inf(step.state["scores"][0])  # the first calibration was lost, as float16 loses updates
+        network = [*step.weights, *step.statistics]
+        network = [tf.stop_gradient(tf.where(due, new, step.state[f"snapshot_{i}"])) for i, new in enumerate(network)]
+        parts = network[:len(step.weights)], network[len(step.weights):]
+        scores = tf.stop_gradient(tf.cond(due, lambda: self.calibrate(*parts), lambda: step.state["scores"]))
+        step.new_state |= {**{f"snapshot_{i}": value for i, value in enumerate(network)}, "scores": scores}
+        return *parts, scores
+
+    def calibrate(self, weights: list, statistics: list) -> tf.Tensor:
+        """Nonconformity of the calibration images with their true classes [n], sorted."""
+        p = tf.nn.softmax(self._infer_bytes(tf.convert_to_tensor(self.calibration_images), weights, statistics))
+        return tf.sort(tf.gather(self.nonconformity(p), self.calibration_classes, batch_dims=1))
+
+    def nonconformity(self, p: tf.Tensor) -> tf.Tensor:
+        """How badly each class fits [N, C]: max_{j != k} p_j - p_k, or max_{j != k} p_j / (p_k + gamma)."""
+        best, index = tf.math.top_k(p, 2)
+        first = tf.one_hot(index[:, 0], self.num_classes, on_value=True, off_value=False)
+        other = tf.where(first, best[:, 1:], best[:, :1])
+        return other - p if self.options.score == "diff" else other / (p + (self.options.gamma + 1e-5))
+
+    def possibility(self, p: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+        """pi_k [N, C]: the share of calibration scores, and this one, that are at least score_k; the largest made 1."""
+        found, size = tf.reshape(self.nonconformity(p), [-1]), scores.shape[0]
+        fewer = tf.reshape(tf.searchsorted(scores, found), tf.shape(p))
+        pi = tf.cast(size - fewer + 1, tf.float32) / (size + 1)
+        if self.options.normalize == "all":
+            return pi / tf.reduce_max(pi, -1, keepdims=True)
+        return tf.maximum(pi, tf.one_hot(tf.argmax(pi, -1), self.num_classes))
+
+    def compute_losses(self, views, step):
+        """KL(label || p) + wu min_{t in Q} KL(t || p(strong)), Q from the weak view's possibility degrees."""
+        weights, statistics, scores = self.snapshot(step)
+        weak = tf.stop_gradient(self._infer(views["weak"], weights, statistics))
+        pi = tf.tile(self.possibility(tf.nn.softmax(weak), scores), [self.options.K, 1])
+        step.record_pseudo_labels(weak)
+
+        size = views["labeled"].shape[0]
+        logits = step.forward(tf.concat([views["labeled"], views["strong"]], 0))
+        label = tf.one_hot(views["label"], self.num_classes)
+        xe = tf.reduce_mean(losses.clipped_kl(label, tf.nn.softmax(logits[:size])))
+        xeu = tf.reduce_mean(losses.possibility_loss(logits[size:], pi))
+        return xe + self.options.wu * xeu, {"losses/xe": xe, "losses/xeu": xeu,
+                                            "monitors/possible": tf.reduce_mean(tf.reduce_sum(pi, -1))}
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(C2S2L)

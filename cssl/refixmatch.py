@@ -1,0 +1,39 @@
+"""ReFixMatch (Nguyen & Yang 2023): FixMatch that also learns, softly, from the images that are not confident.
+
+    python -m cssl.refixmatch --dataset=cifar10.3@40-1
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libml import losses
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
+
+
+class ReFixMatch(SSLModel):
+    """Cross-entropy with argmax q where max q >= tau, divergence from a soft target elsewhere."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """ReFixMatch's own hyperparameters."""
+
+        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
+                                   high=1, named=True)
+        T: float = option(0.5, "temperature of both sides of the divergence", above=0)
+
+    def unlabeled_loss(self, weak, strong, views, step):
+        """mask H(argmax q, p) + (1 - mask) KL(softmax(q / T) || softmax(strong / T)), for every image."""
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        mask = losses.confidence_mask(q, self.options.confidence)
+        # A softmax of probabilities, as the published code has it: softer than the softmax of logits would be.
+        soft = losses.kl_divergence(tf.nn.softmax(q / self.options.T), strong / self.options.T)
+        loss = mask * losses.cross_entropy(strong, tf.argmax(q, -1)) + (1 - mask) * soft
+        return loss, tf.ones_like(mask), {"monitors/confident": tf.reduce_mean(mask)}
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(ReFixMatch)

@@ -1,0 +1,50 @@
+"""ReRankMatch (Tran, Kang & Kim 2021), a reconstruction: FixMatch with a ranking of image representations.
+
+    python -m cssl.rerankmatch --dataset=cifar10.3@40-1
+
+The method's code is not public, and its abstract does not define it. This is built after the abstract and the authors'
+earlier RankingMatch, and no published figure of ReRankMatch can be claimed for it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libml import losses
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
+
+
+class ReRankMatch(SSLModel):
+    """FixMatch's loss, and BatchMean triplet losses of labelled images and of confident strong views."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """FixMatch's threshold, and what the ranking needs."""
+
+        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
+                                   high=1, named=True)
+        w_rank: float = option(1.0, "lambda_r: weight of the two ranking losses", low=0, named=True)
+        margin: float = option(0.5, "m: by which other classes should be farther than the own", low=0)
+        rank_on: str = option("embedding", "what is ranked", choices=("embedding", "logits"))
+
+    def compute_losses(self, views, step):
+        """H(label, p) + wu mask H(argmax q, p) + w_rank (R(labelled) + R(confident strong)); each replica's own."""
+        options = self.options
+        (x, *labeled), (weak, *_), (strong, *ranked) = self.forward_together(views, step, ("logits", "embedding"))
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        y, mask = tf.argmax(q, -1), losses.confidence_mask(q, options.confidence)
+        step.record_pseudo_labels(weak, mask)
+        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, y))
+        vectors = (x, strong) if options.rank_on == "logits" else (labeled[0], ranked[0])
+        rank = losses.batch_mean_triplet(vectors[0], views["label"], tf.ones_like(x[:, 0]), options.margin)
+        rank += losses.batch_mean_triplet(vectors[1], y, mask, options.margin)
+        return xe + options.wu * xeu + options.w_rank * rank, {
+            "losses/xe": xe, "losses/xeu": xeu, "losses/rank": rank, "monitors/mask": tf.reduce_mean(mask)}
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(ReRankMatch)

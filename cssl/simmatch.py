@@ -1,0 +1,94 @@
+"""SimMatch (Zheng et al. 2022): strong and weak view are as like each labelled image as each other, and agree in class.
+
+    python -m cssl.simmatch --dataset=cifar10.3@40-1
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from libml import banks, losses
+from libml.config import option
+from libml.lazy import tf
+from libml.model import Equal, SSLModel
+
+DIMENSION = 128
+
+
+class SimMatch(SSLModel):
+    """FixMatch with soft targets from class predictions and likeness to labelled images, and a loss for the latter."""
+
+    communicates = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """SimMatch's own hyperparameters, as in USB."""
+
+        confidence: float = option(0.95, "tau: threshold on the largest value of the target", low=0, high=1, named=True)
+        w_in: float = option(1.0, "lambda_in: weight of the loss on likeness to labelled images", low=0, named=True)
+        alpha: float = option(0.9, "alpha: share of the class prediction in the target", low=0, high=1)
+        temperature: float = option(0.1, "t: of the likeness of embeddings", above=0)
+        bank_momentum: float = option(0.7, "share of the old embedding of a labelled image that is kept", low=0, high=1)
+        warmup_kimg: float = option(64.0, "kimg without use of the labelled images' embeddings", low=0)
+
+    def __init__(self, network, num_classes, *, seed=0, **arguments):
+        from libml import models  # needs TensorFlow
+
+        head = models.Projection(DIMENSION, seed=seed)
+        super().__init__(models.Heads(network, {"z": head}), num_classes, seed=seed, **arguments)
+
+    def initial_state(self):
+        """The last 32 mean predictions; embedding and class of each labelled image."""
+        if not self.num_labeled:
+            raise ValueError("SimMatch keeps an embedding per labelled image: give set_sizes=(labelled, unlabelled).")
+        return {"means": Equal(np.zeros((32, self.num_classes), np.float32)),
+                "bank": Equal(banks.normalized_rows((self.num_labeled, DIMENSION), self.seed)),
+                "classes": np.zeros(self.num_labeled, np.int32)}
+
+    def targets(self, a: tf.Tensor, z: tf.Tensor, state: dict) -> tuple[tf.Tensor, tf.Tensor]:
+        """Class targets [N, C] and likeness [N, labelled], each informed by the other."""
+        likeness = self.likeness(z, state["bank"])
+        by_instance = likeness * tf.gather(a, state["classes"], axis=1)
+        by_class = tf.matmul(likeness, tf.one_hot(state["classes"], self.num_classes))
+        return (self.options.alpha * a + (1 - self.options.alpha) * by_class,
+                tf.math.divide_no_nan(by_instance, tf.reduce_sum(by_instance, 1, keepdims=True)))
+
+    def likeness(self, z: tf.Tensor, bank: tf.Tensor) -> tf.Tensor:
+        """softmax over the labelled images of z bank / t [N, labelled]."""
+        return tf.nn.softmax(tf.matmul(z, bank, transpose_b=True) / self.options.temperature)
+
+    def update_bank(self, index: tf.Tensor, z: tf.Tensor, label: tf.Tensor, step) -> None:
+        """Moves the embeddings of this batch's labelled images; of one that occurs twice, the last view counts."""
+        index, z, label = step.gather(index), step.gather(z), step.gather(label)
+        z = tf.gather(z, banks.last_occurrence(index))
+        keep = self.options.bank_momentum
+        z = tf.math.l2_normalize(keep * tf.gather(step.state["bank"], index) + (1 - keep) * z, -1)
+        for name, rows in {"bank": z, "classes": label}.items():
+            step.new_state[name] = tf.tensor_scatter_nd_update(step.state[name], index[:, tf.newaxis], rows)
+
+    def compute_losses(self, views, step):
+        """H(label, p) + wu [max t >= tau] H(t, p) + w_in H(likeness of weak, likeness of strong)."""
+        options = self.options
+        (x, z_x), (weak, z_w), (strong, z_s) = self.forward_together(views, step, ("logits", "z"))
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        a, step.new_state["means"] = banks.align_with(step.state["means"], q, step)
+        target, like = self.targets(a, tf.stop_gradient(z_w), step.state)
+        ready = step.images_seen >= round(1024 * options.warmup_kimg)
+        target = tf.where(ready, target, a)
+        mask = losses.confidence_mask(target, options.confidence)
+        step.record_pseudo_labels(target, mask)
+        self.update_bank(views["labeled_index"], tf.stop_gradient(z_x), views["label"], step)
+
+        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong, target))
+        logits = tf.matmul(z_s, step.state["bank"], transpose_b=True) / options.temperature
+        instance = tf.where(ready, tf.reduce_mean(losses.soft_cross_entropy(logits, like)), 0.0)
+        return xe + options.wu * xeu + options.w_in * instance, {
+            "losses/xe": xe, "losses/xeu": xeu, "losses/in": instance, "monitors/mask": tf.reduce_mean(mask)}
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(SimMatch)
