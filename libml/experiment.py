@@ -20,6 +20,7 @@ import tensorflow as tf
 import libml.data
 from libml import distribute, memory, models
 from libml.augment.augmenter import Augmenter
+from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe, expand
 from libml.data import SSLData
 from libml.errors import UserError
@@ -75,6 +76,7 @@ def build(config: RunConfig, data: SSLData) -> SSLModel:
         # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
         augmenter = Augmenter(augmentation.augment, image_shape=data.image_shape, mirror=data.mirror, shift=data.shift,
                               depth=augmentation.adepth, threshold=augmentation.ath, decay=augmentation.adecay,
+                              cutout=augmentation.cutout, policies=config.dataset.entry.auto_augment,
                               jit_compile=bool(tf.config.list_physical_devices("GPU")))
         return config.method(net, data.num_classes, options=config.options, augmenter=augmenter, seed=seed,
                              total_images=config.training.total_images, image_statistics=statistics,
@@ -173,6 +175,11 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:
             log(f"warning: --{name} has no effect: {lacks[field.metadata['needs']]}.")
+    name, spec = type(model).__name__, parse_augment(config.augmentation.augment)
+    if spec.labeled_strong and not (model.strong_labeled or model.strong_labeled_too):
+        log(f"warning: --augment={spec}: the second part has no effect: {name} makes no strong labelled views.")
+    if spec.labeled_policy and model.strong_labeled:
+        log(f"warning: --augment={spec}: the first part has no effect: {name} trains on strong labelled views.")
     log(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, {len(data.unlabeled)} unlabelled, "
         f"{data.num_valid} validation, {len(data.test_labels)} test images of {'x'.join(map(str, data.image_shape))}, "
         f"{data.num_classes} classes")

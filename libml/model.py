@@ -188,6 +188,7 @@ class SSLModel(_KerasModel):
     uses_unlabeled = True
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
     strong_labeled = False  # whether labelled images train on strong views
+    strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
@@ -373,13 +374,19 @@ class SSLModel(_KerasModel):
         return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
     def make_views(self, batch: dict, state: TrainState | None = None) -> dict:
-        """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment."""
+        """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment.
+
+        labeled_strong too, for methods with `strong_labeled_too`.
+        """
         state = self.read_state() if state is None else state
         seed, rates = fold_in(self.step_seed(state), 1), state.get("rates")
         labeled = self.augmenter.labeled(batch["labeled"], fold_in(seed, 1))
         views = {"labeled": augment.to_float(labeled), "label": batch["label"]}
-        if self.strong_labeled:
-            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates)
+        if self.augmenter.spec.labeled_policy:
+            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 1), rates, "labeled")
+        strong_labeled = "labeled" if self.strong_labeled else "labeled_strong" if self.strong_labeled_too else ""
+        if strong_labeled:
+            views[strong_labeled] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates, "labeled_strong")
         num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
         if num_weak:
             seeds = [fold_in(seed, 2)]
@@ -391,7 +398,7 @@ class SSLModel(_KerasModel):
             strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k), rates)
                       for k in range(num_strong)]
             views["strong"] = tf.concat(strong, 0)
-        if self.augmenter.learns_rates and num_strong:
+        if self.augmenter.learns_rates and (num_strong or strong_labeled):
             probe, policy = self.augmenter.probe(labeled, fold_in(seed, 3))
             views["probe"] = {"images": augment.to_float(probe), "policy": policy}
         return views | {key: batch[key] for key in ("labeled_index", "unlabeled_index") if key in batch}
