@@ -191,7 +191,6 @@ class SSLModel(_KerasModel):
     strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
-    optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
     needs_float32 = False  # whether half precision would break it
 
     @dataclass(frozen=True, kw_only=True)
@@ -270,6 +269,11 @@ class SSLModel(_KerasModel):
         """Returns flags that the method changes, where the user said nothing, for a number of labels (None: all)."""
         del labels
         return {}
+
+    @property
+    def optimizer_rule(self) -> optim.Nesterov | optim.Adam:
+        """From gradients to new weights."""
+        return optim.Nesterov()
 
     @property
     def views_per_image(self) -> tuple[int, int]:

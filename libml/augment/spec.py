@@ -104,7 +104,7 @@ def parse_augment(text: str) -> AugmentSpec:
     if len(parts) not in (3, 4):
         raise _error(text, f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3 or 4")
     labeled_strong = parts.pop(1) if len(parts) == 4 else None
-    spec = AugmentSpec(*parts, labeled_strong or "")
+    spec = AugmentSpec(parts[0], parts[1], parts[2], labeled_strong or "")
     strong = {"strong": spec.strong} if labeled_strong is None else {"labeled_strong": labeled_strong,
                                                                      "strong": spec.strong}
     allowed = {"labeled": _WEAK, "weak": _WEAK} | dict.fromkeys(strong, ("d", "x"))
