@@ -337,6 +337,25 @@ class SSLModel(_KerasModel):
         prior = self.class_prior if prior is None else prior
         return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
+    # Credal sets.
+
+    def credal_set(self, q: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """Returns class y [N] and size alpha [N] of the sets {p : p(y) >= 1 - alpha} of predictions q and aligned a.
+
+        Both are [N, C]. None for methods that have no such sets.
+        """
+        del q, a
+        return None
+
+    def credal_sets(self, q: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns class, alpha and aligned prediction for predictions q [N, C]; {} for methods without credal sets."""
+        a = tf.convert_to_tensor(q)
+        if self.uses_alignment:
+            p_model = tf.reduce_mean(self.predictions.value, 0)
+            a = losses.align(a, p_data=self.class_prior, p_model=p_model / tf.reduce_sum(p_model))
+        found = self.credal_set(tf.convert_to_tensor(q), a)
+        return {} if found is None else {"class": found[0].numpy(), "alpha": found[1].numpy(), "aligned": a.numpy()}
+
     # One update.
 
     def read_state(self) -> TrainState:
