@@ -35,6 +35,11 @@ class AlphaMatch(SSLModel):
         beta: float = option(0.5, "beta: share of the strong views", low=0, high=1, named=True)
         align: bool = option(False, "distribution alignment of the weak prediction within the target; for CIFAR-100")
 
+    @classmethod
+    def dataset_presets(cls, dataset):
+        """The paper aligns on CIFAR-100."""
+        return {"align": True} if dataset == "cifar100" else {}
+
     def compute_losses(self, views, step):
         """H(label, p) + wu ((1 - beta) D(g || p_weak) + beta mean_i D(g || p_i)) (Algorithm 1)."""
         options = self.options

@@ -36,6 +36,11 @@ class CoMatch(SSLModel):
         queue_batch: int = option(5, "batches in the memory", low=1)
         low_dim: int = option(64, "length of the embeddings", low=1)
 
+    @classmethod
+    def dataset_presets(cls, dataset):
+        """USB's weight."""
+        return {"wc": 5.0} if dataset == "stl10" else {}
+
     def __init__(self, network, num_classes, *, seed=0, options=None, **arguments):
         from libml import models  # needs TensorFlow
 

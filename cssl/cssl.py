@@ -28,12 +28,15 @@ class CSSL(SSLModel):
         reference: str = option("raw", "the class y a set is built around: argmax of the raw prediction (the paper's "
                                 "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))
 
-    def unlabeled_loss(self, weak, strong, views, step):
-        """L*(Q, p) with Q from the weak view: y = argmax q, alpha = 1 - max a (Sec. 3.4)."""
-        q = tf.stop_gradient(tf.nn.softmax(weak))
-        a = self.aligned(q, step)
+    def credal_set(self, q, a):
+        """y = argmax q, alpha = 1 - max a (Sec. 3.4)."""
         y = tf.argmax(q if self.options.reference == "raw" else a, -1)
-        alpha = tf.clip_by_value(1 - tf.reduce_max(a, -1), self.options.alpha_bound, 1.0)
+        return y, tf.clip_by_value(1 - tf.reduce_max(a, -1), self.options.alpha_bound, 1.0)
+
+    def unlabeled_loss(self, weak, strong, views, step):
+        """L*(Q, p) with Q from the weak view."""
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        y, alpha = self.credal_set(q, self.aligned(q, step))
         loss = losses.credal_loss(strong, y, alpha)
         mask = losses.confidence_mask(q, self.options.confidence)
         return loss, mask, {"monitors/alpha": tf.reduce_mean(alpha), "metrics/kld": tf.reduce_mean(loss)}

@@ -27,6 +27,11 @@ class FreeMatch(SSLModel):
         w_fair: float = option(0.01, "w_f: weight of the fairness loss", low=0, named=True)
         tau_max: float = option(1.0, "largest threshold; 0.95 for SVHN", low=0, high=1)
 
+    @classmethod
+    def dataset_presets(cls, dataset):
+        """USB's bound."""
+        return {"tau_max": 0.95} if dataset.startswith("svhn") else {}
+
     def initial_state(self):
         """Averages of confidence (tau), of predictions (p) and of the histogram of predicted classes (h)."""
         uniform = np.full(self.num_classes, 1 / self.num_classes, np.float32)

@@ -94,14 +94,18 @@ class NetworkOptions:
 class AugmentOptions:
     """Augmentation."""
 
-    augment: str = option("d.d.d", "labelled.weak.strong; weak: d default, m mirror, x none; strong: d CTAugment, ra, "
-                                   "rac, r<N>_<M>_<C>, x none", named=False)
+    augment: str = option("d.d.d", "labelled.weak.strong or labelled.labelled_strong.weak.strong; weak: d default, m "
+                                   "mirror, x none; strong: d CTAugment, x none, or a policy, which labelled images "
+                                   "can have too: ra, rac, rac2 to rac9, r<N>_<M>_<C>, aa, aac (AutoAugment)",
+                          named=False)
     adepth: int = option(2, "CTAugment: operations per image", low=1, high=100, named=False,
                          needs="CTAugment")
     ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False,
                         needs="CTAugment")
     adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False, needs="CTAugment")
     own_strong: str = option("", "name of a strong augmentation that a program brings along", named=False, flag=False)
+    cutout: str = option("yes", "CTAugment: strong views are a policy and cutout (yes), a policy (no), or cutout alone",
+                         choices=("yes", "no", "only"), needs="CTAugment")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +308,7 @@ class RunConfig:
         if self.method.needs_float32 and precision != "off":
             raise OptionError(f"mixed_precision={precision}: {self.method.__name__} needs changes of a pixel that half "
                               "precision rounds away; leave it off.")
-        parse_augment(self.augmentation.augment)
+        parse_augment(self.augmentation.augment).check_policies(self.dataset.entry.auto_augment)
         rerun = Path(self.data.rerun)
         if not self.data.train_dir or rerun.is_absolute() or ".." in rerun.parts:
             raise UserError(f"--train_dir={self.data.train_dir} --rerun={self.data.rerun}: expected a folder, and the "
@@ -383,7 +387,7 @@ class RunConfig:
             dataset = f"folder-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         labels = "all" if name.labels is None else name.labels
         middle = f"Augment_{spec.strong}"
-        if spec.strong == "d":
+        if spec.uses_ctaugment:
             middle = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
         if augmentation.own_strong:
             middle = f"Augment_{augmentation.own_strong}"

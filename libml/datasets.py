@@ -29,6 +29,7 @@ class Dataset:
         pad_to: side to which smaller images are padded, 0 for none.
         equal_classes: STL-10: the unlabelled images hide the true shares of the classes, which are equal.
         load: makes the images of a dataset that is not in TFDS.
+        auto_augment: the dataset on which AutoAugment's policies for it were found, "" for none.
     """
 
     width: int = 32
@@ -40,6 +41,7 @@ class Dataset:
     pad_to: int = 0
     equal_classes: bool = False
     load: "Callable[[], Source] | None" = None
+    auto_augment: str = ""
 
 
 def _digits() -> "Source":
@@ -53,13 +55,12 @@ def _svhn_class(digit: np.ndarray) -> np.ndarray:
 
 
 DATASETS: dict[str, Dataset] = {
-    "cifar10": Dataset(tfds_name="cifar10"),
-    "cifar100": Dataset(tfds_name="cifar100", presets={"filters": 128, "wd": 0.001, "align": True}),
+    "cifar10": Dataset(tfds_name="cifar10", auto_augment="cifar10"),
+    "cifar100": Dataset(tfds_name="cifar100", presets={"filters": 128, "wd": 0.001}, auto_augment="cifar10"),
     "svhn": Dataset(tfds_name="svhn_cropped", train_splits=("train", "extra"), mirror=False, relabel=_svhn_class,
-                    presets={"tau_max": 0.95}),
-    "svhn_noextra": Dataset(tfds_name="svhn_cropped", mirror=False, relabel=_svhn_class, presets={"tau_max": 0.95}),
-    "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True,
-                     presets={"wc": 5.0}),
+                    auto_augment="svhn"),
+    "svhn_noextra": Dataset(tfds_name="svhn_cropped", mirror=False, relabel=_svhn_class, auto_augment="svhn"),
+    "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True),
     "fashion_mnist": Dataset(tfds_name="fashion_mnist", pad_to=32),
     # A small net and fast averages: minutes on a CPU.
     "digits": Dataset(16, mirror=False, load=_digits, presets={

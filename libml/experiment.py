@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import libml.data
 from libml import distribute, memory, models, own
+from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe, expand
 from libml.data import SSLData
 from libml.errors import UserError
@@ -80,7 +81,8 @@ def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, 
         if augmentation.own_strong and strong is None:  # evaluation makes no views; nor had training CTAugment's rates
             spec = spec.rpartition(".")[0] + ".x"
         augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
-                                   decay=augmentation.adecay, own_strong=strong)
+                                   decay=augmentation.adecay, cutout=augmentation.cutout,
+                                   policies=config.dataset.entry.auto_augment, own_strong=strong)
         return config.method(net, data.num_classes, options=config.options, augmenter=augmenter, seed=seed,
                              total_images=config.training.total_images, image_statistics=statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
@@ -199,7 +201,12 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:
             log(f"warning: --{name} has no effect: {lacks[field.metadata['needs']]}.")
-    log(f"{type(model).__name__} on {data.name}: {len(data.labeled)} labelled, "
+    name, spec = type(model).__name__, parse_augment(config.augmentation.augment)
+    if spec.labeled_strong and not (model.strong_labeled or model.strong_labeled_too):
+        log(f"warning: --augment={spec}: the second part has no effect: {name} makes no strong labelled views.")
+    if spec.labeled_policy and model.strong_labeled:
+        log(f"warning: --augment={spec}: the first part has no effect: {name} trains on strong labelled views.")
+    log(f"{name} on {data.name}: {len(data.labeled)} labelled, "
         f"{f'{len(data.calibration)} calibration, ' * bool(len(data.calibration))}{len(data.unlabeled)} unlabelled, "
         f"{data.num_valid} validation, {len(data.test_labels)} test images of {'x'.join(map(str, data.image_shape))}, "
         f"{data.num_classes} classes")

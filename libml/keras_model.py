@@ -333,6 +333,9 @@ class KerasModel(_KerasModel):
                 given["options"] = cls.Options(**given["options"])
             if augmenter is not None:
                 given["augmenter"] = augment.Augmenter.from_config(augmenter)
+            if given.get("calibration") is not None:
+                images, classes = given["calibration"]
+                given["calibration"] = np.array(images, np.uint8), np.array(classes, np.int64)
             if given.get("image_statistics") is not None:
                 given["image_statistics"] = tuple(np.float32(part) for part in given["image_statistics"])
             return cls(**given)

@@ -226,10 +226,9 @@ class SSLModel(KerasModel):
     uses_unlabeled = True
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
     strong_labeled: Any = False  # whether labelled images train on strong views
-    strong_labeled_too = False  # whether there are strong views of the labelled images beside the weak ones
+    strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
-    optimizer_rule: optim.Nesterov | optim.Adam = optim.Nesterov()
     needs_float32 = False  # whether half precision would break it
     pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
     communicates = False  # whether the loss calls `Step.gather` or `Step.mean`
@@ -327,6 +326,11 @@ class SSLModel(KerasModel):
         return {}
 
     @property
+    def optimizer_rule(self) -> optim.Nesterov | optim.Adam:
+        """From gradients to new weights."""
+        return optim.Nesterov()
+
+    @property
     def views_per_image(self) -> tuple[int, int]:
         """The numbers of weak and strong views per unlabelled image; all first views come before all second ones."""
         return 1, self.options.K
@@ -402,6 +406,25 @@ class SSLModel(KerasModel):
         prior = self.class_prior if prior is None else prior
         return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
+    # Credal sets.
+
+    def credal_set(self, q: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """Returns class y [N] and size alpha [N] of the sets {p : p(y) >= 1 - alpha} of predictions q and aligned a.
+
+        Both are [N, C]. None for methods that have no such sets.
+        """
+        del q, a
+        return None
+
+    def credal_sets(self, q: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns class, alpha and aligned prediction for predictions q [N, C]; {} for methods without credal sets."""
+        a = tf.convert_to_tensor(q)
+        if self.uses_alignment:
+            p_model = tf.reduce_mean(self.predictions.value, 0)
+            a = losses.align(a, p_data=self.class_prior, p_model=p_model / tf.reduce_sum(p_model))
+        found = self.credal_set(tf.convert_to_tensor(q), a)
+        return {} if found is None else {"class": found[0].numpy(), "alpha": found[1].numpy(), "aligned": a.numpy()}
+
     # One update.
 
     def read_state(self) -> TrainState:
@@ -443,14 +466,19 @@ class SSLModel(KerasModel):
         return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
     def make_views(self, batch: dict, state: TrainState | None = None) -> dict:
-        """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment."""
+        """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment.
+
+        labeled_strong too, for methods with `strong_labeled_too`.
+        """
         state = self.read_state() if state is None else state
         seed, rates = fold_in(self.step_seed(state), 1), state.get("rates")
         labeled = self.augmenter.labeled(batch["labeled"], fold_in(seed, 1))
         views = {"labeled": augment.to_float(labeled), "label": batch["label"]}
-        if self.strong_labeled or self.strong_labeled_too:
-            strong_labeled = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates)
-            views["labeled" if self.strong_labeled else "labeled_strong"] = strong_labeled
+        if self.augmenter.spec.labeled_policy:
+            views["labeled"] = self.augmenter.strong(batch["labeled"], fold_in(seed, 1), rates, "labeled")
+        strong_labeled = "labeled" if self.strong_labeled else "labeled_strong" if self.strong_labeled_too else ""
+        if strong_labeled:
+            views[strong_labeled] = self.augmenter.strong(batch["labeled"], fold_in(seed, 4), rates, "labeled_strong")
         num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
         if num_weak:
             seeds = [fold_in(seed, 2)]
@@ -463,7 +491,7 @@ class SSLModel(KerasModel):
             strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k), rates)
                       for k in range(num_strong)]
             views["strong"] = tf.concat(strong, 0)
-        if self.augmenter.learns_rates and (num_strong or self.strong_labeled):
+        if self.augmenter.learns_rates and (num_strong or strong_labeled):
             probe, policy = self.augmenter.probe(labeled, fold_in(seed, 3))
             views["probe"] = {"images": augment.to_float(probe), "policy": policy}
         return views | {key: batch[key] for key in ("labeled_index", "unlabeled_index") if key in batch}

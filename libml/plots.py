@@ -1,4 +1,5 @@
 """Figures of runs: curves over seeds, calibration, pseudo-labels, class distribution, augmentation rates."""
+import functools
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager
+from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator
 
 from libml import metrics
@@ -21,6 +24,35 @@ TITLES = {"monitors/mask": "mask rate", "monitors/alpha": "mean alpha",
           "monitors/pseudo_accuracy_masked": "accuracy of those used"}
 PSEUDO_LABEL_TAGS = tuple(TITLES)
 LEGEND_INSIDE, LINE_INCHES, LETTER_INCHES = 40, 0.17, 0.085  # letters of a label in a panel; size of a small letter
+
+
+@functools.cache
+def _letters(font: str) -> frozenset[int]:
+    try:
+        found = FT2Font(font)
+    except (OSError, RuntimeError):  # deleted since, or of a kind that cannot be drawn
+        return frozenset()
+    placeholders = "Last Resort" in found.family_name  # boxes that tell what is missing, for every letter there is
+    return frozenset() if placeholders or not found.scalable else frozenset(found.get_charmap())
+
+
+def legible(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns names as they can be drawn, and the fonts that do: others of this machine where the usual lacks letters.
+
+    A letter that no font has becomes its number, such as \\u732b; a dollar sign is no formula.
+    """
+    usual = FontProperties().get_name()
+    lacking = {letter for name in names for letter in name} - {chr(code) for code in _letters(findfont(usual))}
+    fonts = [usual]
+    for entry in fontManager.ttflist if lacking else ():
+        found = {letter for letter in lacking if ord(letter) in _letters(entry.fname)}
+        if found:
+            fonts.append(entry.name)
+            lacking -= found
+        if not lacking:
+            break
+    escaped = {ord(letter): f"\\u{ord(letter):04x}" for letter in lacking} | {ord("$"): r"\$"}
+    return [name.translate(escaped) for name in names], fonts
 
 
 def _figure(rows: int, columns: int, width: float = 4.2, height: float = 3.0) -> tuple[Figure, np.ndarray]:
@@ -168,6 +200,55 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+def class_accuracy(runs: Sequence[Run]) -> Figure:
+    """Draws the accuracy on the test images of each class, a bar per run, with the name and number of the class."""
+    found = [run.arrays("predictions", ("probabilities", "labels")) for run in runs]
+    classes = max(arrays["probabilities"].shape[1] for arrays in found)
+    names = [str(number) for number in range(classes)]
+    for run in runs:
+        if (run.path / "stats" / "pseudo_labels.npz").exists():
+            names[:] = [str(name) for name in run.arrays("pseudo_labels", ("class_names",))["class_names"]]
+    counts = np.bincount(found[0]["labels"], minlength=classes)
+    figure, axes = _figure(1, 1, 7.0, 0.9 + max(0.14 * len(runs), 0.24) * classes)
+    axis, height = axes[0, 0], 0.8 / len(runs)
+    for number, (run, arrays) in enumerate(zip(runs, found, strict=True)):
+        right = arrays["probabilities"].argmax(1) == arrays["labels"]
+        shares = 100 * np.bincount(arrays["labels"], right, classes) / np.maximum(counts, 1)
+        rows = np.arange(classes) + (number - (len(runs) - 1) / 2) * height
+        axis.barh(rows, shares, height, color=COLOURS[number % len(COLOURS)],
+                  label=f"{'AB'[number]}: {run.method}" if len(runs) == 2 else run.method)
+        if len(runs) == 1:
+            for row, share in zip(rows, shares, strict=True):
+                axis.text(101, row, f"{share:.1f}", va="center", fontsize="x-small")
+    labels, fonts = legible([f"{name} ({count})" for name, count in zip(names, counts, strict=True)])
+    axis.set_yticks(range(classes), labels, fontsize="small", fontfamily=fonts)
+    axis.set(xlim=(0, 100), xlabel="accuracy on the test images of the class (%)")
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+    if len(runs) > 1:
+        figure.legend(loc="outside upper center", ncols=len(runs), fontsize="small")
+    return figure
+
+
+def credal_sets(run: Run) -> Figure | None:
+    """Plots how the credal sets of a sample of unlabelled images shrink: deciles of alpha; None if there are none."""
+    reports = [report for report in run.metrics if "credal" in report]
+    if not reports:
+        return None
+    steps = np.asarray([report["step"] for report in reports]) / 1024
+    deciles = np.asarray([report["credal"]["deciles"] for report in reports])
+    figure, axes = _figure(1, 1, 4.4, 2.8)
+    axis = axes[0, 0]
+    for low, shade in ((0, 0.12), (1, 0.2), (3, 0.3)):
+        axis.fill_between(steps, deciles[:, low], deciles[:, 10 - low], color=COLOURS[0], alpha=shade, linewidth=0,
+                          label=("all images", "80 %", "40 %")[(0, 1, 3).index(low)])
+    axis.plot(steps, deciles[:, 5], color=COLOURS[0], marker="o" if len(steps) == 1 else None, label="median")
+    axis.set(xlabel="labelled images seen (kimg)", ylabel="alpha, size of the credal set", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+    return figure
+
+
 def augmentation_rates(run: Run) -> Figure | None:
     """Plots the rates that a run's CTAugment has learned; None if it has none."""
     names = run.described("stats/rates.json")
@@ -201,7 +282,8 @@ def plot_images(rows: Sequence[np.ndarray], names: Sequence[str], columns: Seque
     inches = min(14.0, 0.65 * sheet.shape[1] / width + 1)
     figure, axes = _figure(1, 1, inches, (inches - 1) * sheet.shape[0] / sheet.shape[1] + (0.5 if title else 0.1))
     axes[0, 0].imshow(sheet, interpolation="nearest")
-    axes[0, 0].set_yticks((np.arange(len(rows)) + 0.5) * height, names, fontsize="small")
+    labels, fonts = legible(names)
+    axes[0, 0].set_yticks((np.arange(len(rows)) + 0.5) * height, labels, fontsize="small", fontfamily=fonts)
     axes[0, 0].set_xticks((np.arange(len(columns)) + 0.5) * width, columns)
     axes[0, 0].set_title(title)
     return figure

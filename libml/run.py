@@ -2,7 +2,7 @@
 
     args/args.json, args/environment.json   configuration; program and machine
     tf/                                     checkpoints, TensorBoard events
-    stats/                                  medians of the last reports; predictions, pseudo-labels, CTAugment's rates
+    stats/                                  medians of the last reports; predictions, sampled images, CTAugment's rates
     metrics.jsonl, train.log                one line per report; what was printed
     lock.json                               while a process trains
 """

@@ -29,6 +29,8 @@ from libml.run import RunFolder
 
 CAPACITY = 64  # scalars a step may return, and one more that counts the steps
 PSEUDO_LABEL_SAMPLE = 512  # unlabelled images whose pseudo-labels are kept for the report page
+FOLLOWED = 12  # of them, those whose credal sets are in every report
+TEST_SAMPLE = 24  # test images kept for the report page, of each kind
 CHUNK_SECONDS = 1.0  # between looks at signals: long enough to keep Python out, short enough to react
 
 Hook: TypeAlias = "Callable[[Trainer, dict], None] | keras.callbacks.Callback"
@@ -322,6 +324,11 @@ class Trainer:
         rate, left = clock.report(self.total_updates - self.updates)
         report = {"step": self.updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),
                   "class_distribution": [round(float(share), 6) for share in distribution]}
+        credal = self.model.credal_sets(guesses)
+        if credal:
+            alpha = [round(float(size), 5) for size in credal["alpha"]]
+            report["credal"] = {"class": credal["class"][:FOLLOWED].tolist(), "alpha": alpha[:FOLLOWED],
+                                "deciles": np.quantile(alpha, np.arange(11) / 10).round(5).tolist()}
         with self.group.errors_stop_all():
             if self.is_chief:
                 self.folder.add_report(report)
@@ -329,7 +336,7 @@ class Trainer:
                     self._summarize(report)
                     self._writer.flush()
                 self._write_arrays(test, {"images": images, "probabilities": guesses,
-                                          "labels": self.data.labels[sample],
+                                          "labels": self.data.labels[sample], **credal,
                                           "class_names": np.array(self.data.class_names)})
                 self.log(f"{self.updates * self.batch / 1024:10.1f} kimg  accuracy {scores['accuracy']:6.2f}  "
                          f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  xe {scalars['losses/xe']:.4f}"
@@ -343,6 +350,10 @@ class Trainer:
         self.folder.write_arrays("predictions", probabilities=test, labels=self.data.test_labels,
                                  step=self.updates * self.batch)
         self.folder.write_arrays("pseudo_labels", **pseudo_labels)
+        sure, wrong = test.max(1), test.argmax(1) != self.data.test_labels
+        worst = np.flatnonzero(wrong)[np.argsort(-sure[wrong], kind="stable")]
+        chosen = np.union1d(worst[:TEST_SAMPLE], np.argsort(sure, kind="stable")[:TEST_SAMPLE])
+        self.folder.write_arrays("test_samples", images=np.asarray(self.data.test_images[chosen]), index=chosen)
         if self.model.augmenter is not None and self.model.augmenter.learns_rates:
             self.folder.write_rates(self.model.augmenter.rates.numpy(),
                                     {"ops": list(OPS), "bins": [list(op.bins) for op in OPS.values()]})

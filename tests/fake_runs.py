@@ -61,6 +61,9 @@ def write_run(folder: Path, accuracies: list[float], eces: list[float] | None = 
                       "losses/xe": 1 / number, "monitors/mask": 0.1 * number, "monitors/alpha": 1 / (1 + number),
                       "monitors/pseudo_accuracy": accuracy - 5, "monitors/pseudo_accuracy_masked": accuracy,
                       "class_distribution": rng.dirichlet(np.full(CLASSES, 5.0)).tolist(), **(reported or {})}
+            if resolved["method"] == "CSSL":
+                report["credal"] = {"class": [1, 2, 3], "alpha": [0.9 / number, 0.5, 0.1 * number],
+                                    "deciles": (np.arange(11) / (10 * number)).tolist()}
             file.write(json.dumps(report) + "\n")
     if stats:
         write_stats_arrays(run, rng)
@@ -80,4 +83,8 @@ def write_stats_arrays(run: Path, rng: np.random.Generator) -> None:
                                                       "bins": [[17], [17, 6], []]}))
     shown = rng.integers(-1, CLASSES, 40)
     np.savez(run / "stats/pseudo_labels.npz", images=rng.integers(0, 256, (40, 8, 8, 3), np.uint8),
-             probabilities=probabilities[:40], labels=shown, class_names=np.array([f"class<{c}>" for c in range(10)]))
+             probabilities=probabilities[:40], labels=shown, class_names=np.array([f"class<{c}>" for c in range(10)]),
+             **{"class": probabilities[:40].argmax(1), "alpha": 1 - probabilities[:40].max(1) ** 2,
+                "aligned": probabilities[40:80]})
+    np.savez(run / "stats/test_samples.npz", images=rng.integers(0, 256, (50, 8, 8, 3), np.uint8),
+             index=np.arange(100, 150))

@@ -9,18 +9,23 @@ from test_augment_ops import real_images
 
 from cssl.tools import doctor
 from libml.augment import (
+    AUTO_OPS,
     OPS,
     RAND_OPS,
     Augmenter,
     AugmentSpec,
+    AutoAugment,
     RandAugment,
+    autoaugment,
     ctaugment,
     parse_augment,
+    parse_policy,
     pillow_policy,
     run_policy,
     to_float,
     to_uint8,
 )
+from libml.errors import UserError
 
 try:  # at import, before anything starts TensorFlow's devices; harmless where it was done already
     tf.config.set_logical_device_configuration(
@@ -52,23 +57,39 @@ def random_policy(table, n: int, depth: int, seed: int = 0) -> dict[str, tf.Tens
     ("d.d.d", AugmentSpec("d", "d", "d")),
     ("d.d.ra", AugmentSpec("d", "d", "ra")),
     ("x.m.x", AugmentSpec("x", "m", "x")),
+    ("rac.d.d", AugmentSpec("rac", "d", "d")),
+    ("d.aac.m.x", AugmentSpec("d", "m", "x", "aac")),
 ])
 def test_parse(text, expected):
     assert parse_augment(text) == expected and str(expected) == text
 
 
-def test_parse_rand_augment():
-    assert parse_augment("d.d.ra").rand_augment == RandAugment(2, None, 0.5, 0)
-    assert parse_augment("d.d.rac").rand_augment == RandAugment(2, None, 0.5, 50)
-    assert parse_augment("d.d.r3_7_25").rand_augment == RandAugment(3, 7, 1.0, 25)
-    assert parse_augment("d.d.d").rand_augment is None
+def test_parse_policy():
+    assert parse_policy("ra") == RandAugment(2, None, 0.5, 0, 9)
+    assert parse_policy("rac") == RandAugment(2, None, 0.5, 50, 9)
+    assert parse_policy("rac6") == RandAugment(2, None, 0.5, 50, 5)  # below 6
+    assert parse_policy("r3_7_25") == RandAugment(3, 7, 1.0, 25)
+    assert parse_policy("r4_15_75") == RandAugment(4, 15, 1.0, 75)
+    assert parse_policy("aa") == AutoAugment(0) and parse_policy("aac") == AutoAugment(50)
+    assert parse_policy("d") is None and parse_policy("x") is None
+
+
+def test_whose_policy_and_what_is_under_it():
+    three, four, labeled = map(parse_augment, ("m.x.rac", "m.aac.x.rac", "aa.x.rac"))
+    assert three.under("strong") == three.under("labeled_strong") == ("x", "rac")  # as strong views always were
+    assert four.under("strong") == ("x", "rac") and four.under("labeled_strong") == ("m", "aac")
+    assert labeled.labeled_policy and labeled.under("labeled") == ("d", "aa")
+    assert [parse_augment(text).uses_ctaugment for text in ("d.d.x", "d.d.d", "d.d.d.x", "d.x.d.d")] == [
+        False, True, True, True]
 
 
 @pytest.mark.parametrize("text, reason", [
-    ("", "1 part instead of 3"), ("d.d", "2 parts"), ("d.d.d.d", "4 parts"), ("d..d", "unknown weak part ''"),
-    ("q.d.d", "unknown labeled part 'q'"), ("ra.d.d", "only the strong part"), ("d.r2_9_50.d", "only the strong part"),
-    ("d.d.m", "unknown strong part 'm'"), ("d.d.aac", "not implemented"), ("d.d.r0_9_50", "at least 1"),
-    ("d.d.r2_10_50", "magnitude 10"), ("d.d.r2_0_50", "magnitude 0"), ("d.d.r2_9_101", "cutout of 101%"),
+    ("", "1 part instead of 3 or 4"), ("d.d", "2 parts"), ("d.d.d.d.d", "5 parts"), ("d..d", "unknown weak part ''"),
+    ("q.d.d", "unknown labeled part 'q'"), ("d.r2_9_50.d", "the weak part cannot"), ("d.d.aa.d", "weak part cannot"),
+    ("d.d.m", "unknown strong part 'm'"), ("d..d.d", "unknown labeled_strong part ''"), ("d.d.r0_9_50", "at least 1"),
+    ("d.d.r2_16_50", "magnitude 16"), ("d.d.r2_0_50", "magnitude 0"), ("d.d.r2_9_101", "cutout of 101%"),
+    ("d.d.rac1", "rac1 draws magnitudes below 1"), ("d.d.rac10", "unknown strong part"),
+    ("d.m.d.d", "unknown labeled_strong part 'm'"),
     ("d.d.r2_9", "unknown strong part 'r2_9'"), ("d.d.r2_9_50x", "unknown strong part"), ("D.d.d", "unknown labeled"),
 ])
 def test_parse_errors(text, reason):
@@ -158,20 +179,21 @@ def test_mixed_policies():
     assert np.array_equal(run_policy(OPS, images, policy), pillow_policy(OPS, images, policy))
 
 
-def test_every_pair_of_rand_augment_ops():
-    ops = np.stack(np.meshgrid(np.arange(14), np.arange(14)), -1).reshape(-1, 2)  # transparency passes between ops
+def test_every_pair_of_auto_augment_ops():
+    ops = np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(-1, 2)  # transparency passes between ops
     images = np.insert(random_images(len(ops)), 3, 255, axis=3)
-    policy = random_policy(RAND_OPS, len(ops), 2) | {"ops": tf.constant(ops, tf.int32)}
-    expected = pillow_policy(RAND_OPS, images, policy)
-    assert np.array_equal(run_policy(RAND_OPS, tf.constant(images), policy), expected)
+    policy = random_policy(AUTO_OPS, len(ops), 2) | {"ops": tf.constant(ops, tf.int32)}
+    expected = pillow_policy(AUTO_OPS, images, policy)
+    assert np.array_equal(run_policy(AUTO_OPS, tf.constant(images), policy), expected)
     assert (expected[..., 3] == 0).any()
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("spec", ["d.d.d", "d.d.rac"])
+@pytest.mark.parametrize("spec, jit_compile", [
+    ("d.d.d", False), ("d.d.d", True), ("d.d.rac", False), ("d.d.rac", True), ("d.d.aac", False),
+    pytest.param("d.d.aac", True, marks=pytest.mark.slow)])
 def test_pipeline_on_real_images(spec, jit_compile):
     images = real_images()
-    augmenter = Augmenter(spec, jit_compile=jit_compile, **CIFAR)
+    augmenter = Augmenter(spec, jit_compile=jit_compile, policies="cifar10", **CIFAR)
     if augmenter.learns_rates:
         augmenter.rates.assign(tf.random.stateless_uniform(augmenter.rates.shape, seed_of(0, 0), 0.5, 1.0))
     strong = tf.function(augmenter.strong, autograph=False)
@@ -185,12 +207,77 @@ def test_pipeline_on_real_images(spec, jit_compile):
     assert np.array_equal(view, augmenter.strong_reference(images, lopsided))
 
 
-@pytest.mark.parametrize("spec", ["d.d.ra", "x.m.r3_9_40", "d.d.x", "m.x.d", "d.d.r1_1_100"])
-def test_pipeline_on_random_images(spec):
-    augmenter = Augmenter(spec, jit_compile=False, image_shape=(20, 28, 3), mirror=True, shift=3, depth=3)
+@pytest.mark.parametrize("spec, part", [
+    ("d.d.ra", "strong"), ("x.m.r3_9_40", "strong"), ("d.d.x", "strong"), ("m.x.d", "strong"),
+    ("d.d.r1_1_100", "strong"), ("d.d.r4_15_75", "strong"), ("rac4.d.d", "labeled"), ("m.aac.d.x", "labeled_strong"),
+])
+def test_pipeline_on_random_images(spec, part):
+    augmenter = Augmenter(spec, jit_compile=False, image_shape=(20, 28, 3), mirror=True, shift=3, depth=3,
+                          policies="svhn")
     images = np.random.default_rng(1).integers(0, 256, (48, 20, 28, 3), dtype=np.uint8)
-    view = tf.function(augmenter.strong, autograph=False)(images, seed_of(5, 6)).numpy()
-    assert np.array_equal(view, augmenter.strong_reference(images, augmenter.sample_strong(48, seed_of(5, 6))))
+    view = tf.function(functools.partial(augmenter.strong, part=part), autograph=False)(images, seed_of(5, 6)).numpy()
+    samples = augmenter.sample_strong(48, seed_of(5, 6), part=part)
+    assert np.array_equal(view, augmenter.strong_reference(images, samples, part))
+
+
+@pytest.mark.parametrize("cutout", ["no", "only"])
+def test_ctaugment_without_cutout_and_cutout_alone(cutout):
+    augmenter, whole = (Augmenter("x.x.d", jit_compile=False, cutout=c, **CIFAR) for c in (cutout, "yes"))
+    images = np.maximum(random_images(32, 32), 128)  # lighter than what cutout leaves
+    samples, both = (a.sample_strong(32, seed_of(2, 3)) for a in (augmenter, whole))
+    view = augmenter.strong_view(images, samples).numpy()
+    assert np.array_equal(view, augmenter.strong_reference(images, samples))
+    grey = np.float32(127) / np.float32(127.5) - np.float32(1)
+    plain = images / np.float32(127.5) - np.float32(1)
+    if cutout == "no":  # the policy as it would be with cutout
+        assert np.array_equal(samples["ops"], both["ops"]) and np.array_equal(samples["params"], both["params"])
+        assert np.array_equal(view[:4, :2], augmenter.strong_view(images, both).numpy()[:4, :2])
+        assert not (view == grey).all(-1).sum((1, 2)).min() and augmenter.learns_rates
+    else:  # the image, and a hole of at most half the side
+        hole = (view == grey).all(-1)
+        assert np.array_equal(np.where(hole[..., None], plain, view), plain)
+        assert (hole.sum((1, 2)) >= 64).all() and hole.sum((1, 2)).max() == 256
+        assert not augmenter.learns_rates and "ops" not in samples
+        with pytest.raises(ValueError, match="no CTAugment to probe"):
+            augmenter.probe(images, seed_of(0, 0))
+
+
+# AutoAugment --------------------------------------------------------------------------------------------------------
+
+def test_auto_augment_policies_are_those_of_the_paper():
+    ops, chances, levels = autoaugment.policies("cifar10")
+    names = np.array(list(AUTO_OPS))
+    assert ops.shape == (95, 2) and autoaugment.policies("svhn")[0].shape == (40, 2)
+    assert names[ops[:2]].tolist() == [["Invert", "Contrast"], ["Rotate", "TranslateX"]]
+    np.testing.assert_array_equal(chances[:2], np.float32([[0.1, 0.2], [0.7, 0.3]]))
+    np.testing.assert_array_equal(levels[:2], [[7, 6], [2, 9]])
+
+
+@pytest.mark.parametrize("name", ["cifar10", "svhn"])
+def test_auto_augment_statistics(name):
+    n = 40000
+    augmenter = Augmenter("d.d.aac", jit_compile=False, policies=name, **CIFAR)
+    samples = augmenter.sample_strong(n, seed_of(1, 1))
+    found, identity = samples["ops"].numpy(), list(AUTO_OPS).index("Identity")
+    ops, chances, levels = autoaugment.policies(name)
+    for slot in range(2):
+        expected = np.bincount(ops[:, slot], weights=chances[:, slot], minlength=len(AUTO_OPS)) / len(ops)
+        expected[identity] += 1 - expected.sum()
+        shares = np.bincount(found[:, slot], minlength=len(AUTO_OPS)) / n
+        np.testing.assert_allclose(shares, expected, atol=5 * np.sqrt(0.25 / n))  # 5 sigma; the seed is fixed
+    drawn = (samples["params"].numpy()[..., 0] * 16).astype(int)
+    known = {(op, level) for slot in range(2) for op, level in zip(ops[:, slot], levels[:, slot], strict=True)}
+    pairs = {(op, level) for op, level in zip(found.ravel(), drawn.ravel(), strict=True) if op != identity}
+    assert pairs <= known and len(pairs) > 0.9 * len(known)
+    # The two steps come from one policy: together they are seen only if some policy has both.
+    both = {tuple(row) for row in found if identity not in row}
+    assert both == {tuple(row) for row, chance in zip(ops, chances, strict=True) if chance.min() > 0}
+
+
+def test_auto_augment_needs_policies():
+    for spec in ("d.d.aa", "aac.d.d", "d.aa.d.d"):
+        with pytest.raises(UserError, match=f"--augment={spec}: AutoAugment has policies for cifar10, cifar100"):
+            Augmenter(spec, jit_compile=False, **DIGITS)
 
 
 def test_strong_view_ends_with_cutout():
@@ -237,10 +324,15 @@ def test_rand_augment_statistics():
     sigma = np.sqrt(0.25 / (2 * n))
     np.testing.assert_allclose(ops[0], 0.5 + 0.5 / 14, atol=5 * sigma)  # not applied, or Identity itself
     np.testing.assert_allclose(ops[1:], 0.5 / 14, atol=5 * sigma)
-    magnitude = np.bincount((1 + samples["params"].numpy()[..., 0] * 9).astype(int).ravel(), minlength=11) / (2 * n)
-    np.testing.assert_allclose(magnitude, [0] + [1 / 9] * 9 + [0], atol=5 * sigma)
+    def magnitudes(spec):
+        drawn = Augmenter(spec, jit_compile=False, **CIFAR).sample_strong(n, seed_of(3, 3))["params"].numpy()[..., 0]
+        return np.bincount((drawn * 16).astype(int).ravel(), minlength=16) / drawn.size
+
+    np.testing.assert_allclose(magnitudes("d.d.ra"), [0] + [1 / 9] * 9 + [0] * 6, atol=5 * sigma)
+    np.testing.assert_allclose(magnitudes("d.d.rac5"), [0] + [1 / 4] * 4 + [0] * 11, atol=5 * sigma)
+    assert magnitudes("d.d.rac2")[1] == magnitudes("d.d.r3_15_0")[15] == 1
     fixed = Augmenter("d.d.r3_4_0", jit_compile=False, **CIFAR).sample_strong(n, seed_of(3, 3))
-    assert set((1 + fixed["params"].numpy()[..., 0] * 9).astype(int).ravel()) == {4}
+    assert set((fixed["params"].numpy()[..., 0] * 16).astype(int).ravel()) == {4}
     np.testing.assert_allclose(np.bincount(fixed["ops"].numpy().ravel()) / (3 * n), 1 / 14, atol=5 * sigma)
 
 
@@ -413,7 +505,7 @@ PLUMBING = {"Const", "NoOp", "PartitionedCall", "Placeholder", "ReadVariableOp",
 
 def nodes_by_place(spec: str) -> tuple[list, list]:
     """All nodes of a step's augmentation: those that run as single kernels, those that XLA compiles."""
-    augmenter = Augmenter(spec, **CIFAR)
+    augmenter = Augmenter(spec, policies="svhn", **CIFAR)
 
     @tf.function(autograph=False)
     def step(images, seed, probabilities, labels):
@@ -430,7 +522,7 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     return doctor.nodes_by_place(graph.as_graph_def())
 
 
-@pytest.mark.parametrize("spec", ["d.d.d", "m.d.rac", "d.m.x"])
+@pytest.mark.parametrize("spec", ["d.d.d", "m.d.rac", "d.m.x", "d.d.aac"])
 def test_everything_runs_on_a_gpu(spec):
     outside, inside = nodes_by_place(spec)
     assert outside and inside
@@ -444,12 +536,3 @@ def test_everything_runs_on_a_gpu(spec):
         assert doctor.devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
     for node in inside:
         assert "XLA_GPU_JIT" in doctor.devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"
-
-
-@pytest.mark.parametrize("augment", ["d.d.d", "d.d.rac"])
-def test_parts_made_side_by_side_are_the_same_pixels(augment):
-    settings = dict(image_shape=(16, 16, 3), mirror=True, shift=2, jit_compile=False)
-    one, two = Augmenter(augment, **settings), Augmenter(augment, threads=2, **settings)
-    images = np.random.RandomState(0).randint(0, 256, (12, 16, 16, 3)).astype(np.uint8)
-    for view in ("labeled", "weak", "strong"):
-        np.testing.assert_array_equal(getattr(one, view)(images, [1, 2]), getattr(two, view)(images, [1, 2]))

@@ -1,7 +1,7 @@
 """Every operation in the graph equals Pillow in every pixel.
 
 No tolerance anywhere in this file: results are bytes and must be equal. Where Pillow itself is ill-defined: posterize
-with 0 bits is an error (so RandAugment's magnitude ends at 9), and Image.blend rounds twice on x86 but may be compiled
+with 0 bits has become an error (here it is black, as before), and Image.blend rounds twice on x86 but may be compiled
 to a fused multiply-add elsewhere; the tests hold for builds that round twice, as the published wheels for x86-64 do.
 """
 
@@ -14,11 +14,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libml.augment import OPS, RAND_OPS, apply, pillow_apply
+from libml.augment import AUTO_OPS, OPS, RAND_OPS, apply, pillow_apply
 
 SIZES = [(8, 8), (16, 16), (32, 32), (33, 47), (96, 96)]
 LARGEST = np.nextafter(np.float32(1), np.float32(0))
-ALL = [*OPS, *RAND_OPS]
+ALL = [*OPS, *AUTO_OPS]
 
 
 def make_images(kind: str, n: int, size: tuple[int, int], seed: int) -> np.ndarray:
@@ -63,7 +63,7 @@ def with_transparency(name: str, images: np.ndarray, seed: int) -> np.ndarray:
 
 def edge_params(columns: int) -> np.ndarray:
     """0, the largest value below 1, every bin edge and both its neighbours, for the first parameter."""
-    edges = {np.float32(i / bins) for bins in (2, 6, 8, 9, 17) for i in range(bins)}
+    edges = {np.float32(i / bins) for bins in (2, 6, 8, 16, 17) for i in range(bins)}
     edges |= {np.float32(i + 0.5) / np.float32(8) for i in range(8)}  # rescale's crop half way between pixels at 32
     values = np.array(sorted(edges | {np.nextafter(e, np.float32(s)) for e in edges for s in (0, 1)} | {LARGEST}))
     rest = np.random.default_rng(1).random((len(values), columns - 1), dtype=np.float32)
@@ -131,7 +131,7 @@ def test_invert_blends_at_every_value():
 def test_translate_moves_nothing_and_rand_augment_translates_by_pixels():
     image = make_images("noise", 1, (16, 16), 0)
     assert np.array_equal(apply("translate_x", image, [[0.999]]), image)
-    moved = apply("TranslateX", image, [[0.5, 0.9]]).numpy()  # M = 5, positive
+    moved = apply("TranslateX", image, [[5 / 16, 0.9]]).numpy()  # M = 5, positive
     assert np.array_equal(moved[:, :, :-5], image[:, :, 5:]) and not moved[:, :, -5:].any()
 
 
@@ -142,8 +142,32 @@ def test_cutout_square():
     assert filled[1].sum() == 8 * 9 * 3 and filled[1, 23:, :8].all()  # clipped: centre (0, 31)
 
 
+def test_magnitudes_are_the_originals():
+    """Worked values at the ends of the scale: level 0 of AutoAugment, 9 of RandAugment, and beyond."""
+    ramp = np.broadcast_to(np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1), (3, 16, 16, 4)).copy()
+    ramp[..., 3] = 255
+    params = np.array([[(m + 0.5) / 16, 0.9, 0.5] for m in (0, 9, 12)], np.float32)
+    assert np.array_equal(apply("Solarize", ramp, params).numpy()[0], ramp[0])  # threshold 256
+    assert (apply("Solarize", ramp, params).numpy()[1].reshape(256, 4)[26] == [229, 229, 229, 255]).all()  # 256 - 230
+    posterized = apply("Posterize", ramp, params).numpy()[..., 0].reshape(3, 256)
+    assert len(set(posterized[0])) == 16 and len(set(posterized[1])) == 2 and not posterized[2].any()  # 4, 1, 0 bits
+    brighter = apply("Brightness", ramp, params).numpy()[..., 0].reshape(3, 256)
+    assert brighter[:, 100].tolist() == [10, 172, 226]  # 100 (0.18 M + 0.1)
+    assert np.array_equal(apply("Rotate", ramp, params).numpy()[0], ramp[0])
+
+
+def test_auto_augment_cutout():
+    white = np.full([3, 20, 32, 4], 255, np.uint8)
+    params = np.array([[9.5 / 16, 0.25, 0.5], [3.5 / 16, 0.0, 0.99], [0.5 / 16, 0.5, 0.5]], np.float32)
+    hidden = (apply("Cutout", white, params).numpy() == [127, 127, 127, 0]).all(-1)
+    expected = np.zeros_like(hidden)
+    expected[0, 1:19, 0:17] = True  # side 18 at column 8, row 10: columns -1..16
+    expected[1, 16:, :3] = True  # side 6 at column 0, row 19
+    assert np.array_equal(hidden, expected)  # and at level 0 nothing
+
+
 def test_table():
-    assert len(OPS) == 19 and len(RAND_OPS) == 14
+    assert len(OPS) == 19 and len(RAND_OPS) == 14 and set(AUTO_OPS) - set(RAND_OPS) == {"Invert", "Cutout"}
     bins = {name: op.bins for name, op in OPS.items()}
     assert bins.pop("identity") == () and bins.pop("posterize") == (8,) and bins.pop("rescale") == (17, 6)
     assert set(bins.values()) == {(17,)}

@@ -8,7 +8,8 @@ import tensorflow as tf
 from fake_runs import invoke
 
 from cssl.tools import sheets
-from libml.augment import Augmenter
+from libml import plots
+from libml.augment import RAND_OPS, Augmenter, pillow_apply
 from libml.errors import UserError
 
 
@@ -23,6 +24,24 @@ def test_sheets_from_a_checkpoint(command, tmp_path):
     for name in names:
         picture = matplotlib.image.imread(tmp_path / "sheets" / name)
         assert min(picture.shape[:2]) > 200 and picture.std() > 0.1  # something is drawn
+
+
+def test_sheets_of_policies(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(plots, "plot_images", lambda rows, names, columns=(), title="": drawn.update(
+        {title: (rows, names)}) or plots._figure(1, 1)[0])
+    invoke("sheets", "--out", tmp_path, "--augment=rac4.x.d.r1_12_50", "--images=2")
+    (rows, names), (views, kinds) = drawn.values()
+    assert names == list(RAND_OPS) and all(len(row) == 16 for row in rows)
+    turned = rows[names.index("Rotate")][9]
+    expected = pillow_apply("Rotate", np.insert(rows[0][:1], 3, 255, axis=3), [[9.5 / 16, 0.5]])[0]
+    np.testing.assert_array_equal(turned, np.where(expected[..., 3:] == 0, 128, expected[..., :3]))  # 0 in [-1, 1]
+    assert (expected[..., 3] == 0).any()
+    assert kinds == ["image", "weak", *(f"{part} {i}" for part in ("strong", "labelled", "labelled strong")
+                                        for i in (1, 2, 3))]
+    assert list(drawn)[1] == "--augment=rac4.x.d.r1_12_50" and (tmp_path / "pairs.png").exists()
+    with pytest.raises(UserError, match="AutoAugment has policies for cifar10"):
+        invoke("sheets", "--augment=d.d.aa")
 
 
 def test_sheet_errors(tmp_path):

@@ -68,6 +68,38 @@ def test_class_distribution_beside_the_truth(folder):
     assert heights[10:] == pytest.approx((np.bincount(labels, minlength=10) / 200).tolist())
 
 
+def test_class_accuracy(folder):
+    runs = [run for run in read_runs([folder]) if run.method == "CSSL"]
+    stored = [np.load(run.path / "stats/predictions.npz") for run in runs]
+    axis, = plots.class_accuracy(runs).axes
+    expected = [100 * np.mean(arrays["probabilities"][arrays["labels"] == c].argmax(1) == c)
+                for arrays in stored for c in range(10)]
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx(expected)
+    counts = np.bincount(stored[0]["labels"], minlength=10)
+    assert [label.get_text() for label in axis.get_yticklabels()] == [f"class<{c}> ({counts[c]})" for c in range(10)]
+    single, = plots.class_accuracy(runs[:1]).axes
+    assert [text.get_text() for text in single.texts] == [f"{share:.1f}" for share in expected[:10]]
+
+
+def test_credal_sets_over_time(folder):
+    runs = read_runs([folder])
+    axis, = plots.credal_sets(next(run for run in runs if run.method == "CSSL")).axes
+    assert drawn(axis)["median"] == ([1, 2], [0.5, 0.25])  # the deciles of report n are 0, 0.1 / n … 1 / n
+    heights = [band.get_paths()[0].vertices[:, 1] for band in axis.collections]
+    assert [(low.min(), low.max()) for low in heights] == [(0, 1), (pytest.approx(0.05), pytest.approx(0.9)),
+                                                           (pytest.approx(0.15), pytest.approx(0.7))]
+    assert plots.credal_sets(next(run for run in runs if run.method == "FixMatch")) is None
+
+
+def test_names_that_fonts_lack(recwarn):
+    names = ["Zoë", "$5$", "\U000e0f00"]  # the last is no letter yet: no font has it
+    shown, fonts = plots.legible(names)
+    assert shown == ["Zoë", r"\$5\$", r"\ue0f00"] and fonts == ["DejaVu Sans"]
+    figure = plots.plot_images([np.zeros((1, 8, 8, 3), np.uint8)] * 3, names)
+    figure.canvas.draw()
+    assert not [warning for warning in recwarn if "missing from" in str(warning.message)]  # no boxes
+
+
 def test_augmentation_rates(folder):
     run = next(run for run in read_runs([folder]) if run.method == "CSSL")
     axis = plots.augmentation_rates(run).axes[0]

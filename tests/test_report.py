@@ -82,9 +82,10 @@ def test_runs_are_described(page):
 
 def test_pictures(page):
     pictures = page[0].pictures
-    assert {name: len(found) for name, found in pictures.items() if name != "training image"} == {
+    assert {name: len(found) for name, found in pictures.items() if name not in ("training image", "test image")} == {
         "metrics on the test set over time": 1, "quality of pseudo-labels over time": 1, "CTAugment rates": 2,
-        "reliability diagram and histogram of confidences": 2, "predicted classes over time": 3}
+        "reliability diagram and histogram of confidences": 2, "predicted classes over time": 3,
+        "accuracy of each class": 2, "credal sets over time": 2}
     for found in pictures.values():
         assert min(picture(found[0]).size) >= 8
 
@@ -103,6 +104,92 @@ def test_sample_pseudo_labels(page, folder):
     assert f"class&lt;{guess[worst]}&gt; {sure[worst]:.2f}" in caption
     assert f"truth: class&lt;{stored['labels'][worst]}&gt;" in caption
     assert source.count("Confident and right") == 2 and source.count("Least confident") == 2
+
+
+def cards_of(source, title):
+    """The image and caption of every card under a title, up to the next."""
+    part = source[source.index(title):].split("<h4>")[0]
+    found = re.findall(r'<img alt="[a-z ]+" src="([^"]+)"><figcaption>(.*?)</figcaption>', part)
+    return [(np.asarray(picture(address)), caption) for address, caption in found]
+
+
+def test_credal_sets(page, folder):
+    run = next(folder.glob("cifar10*.1@40-1/*"))
+    stored = np.load(run / "stats/pseudo_labels.npz")
+    cards = cards_of(page[1], "How the sets of the first images shrank")
+    assert len(cards) == 3  # as many as the reports follow
+    for index, (image, caption) in enumerate(cards):
+        np.testing.assert_array_equal(image, stored["images"][index])
+        alpha, best = stored["alpha"][index], stored["aligned"][index].argmax()
+        assert f"α = {alpha:.2f}<br>p(class&lt;{stored['class'][index]}&gt;) ≥&nbsp;{1 - alpha:.2f}<br>" in caption
+        assert f"aligned: class&lt;{best}&gt;&nbsp;{stored['aligned'][index, best]:.2f}, " in caption
+        assert f'width: {100 * alpha:.1f}%' in caption
+    line = re.search(r'points="([^"]+)"', cards[0][1])[1]  # alpha was 0.9, 0.45, 0.3 in the three reports
+    found = np.array([point.split(",") for point in line.split()], float)
+    np.testing.assert_allclose(found, [[0, 30 - 28 * 0.9], [50, 30 - 28 * 0.45], [100, 30 - 28 * 0.3]], atol=0.051)
+    assert f"{np.mean(stored['alpha'] < 0.05):.1%} have α below 0.05" in page[0].text
+
+
+def test_test_images(page, folder):
+    run = next(folder.glob("cifar10*.1@40-1/*"))
+    samples, stored = np.load(run / "stats/test_samples.npz"), np.load(run / "stats/predictions.npz")
+    p, labels = stored["probabilities"][100:150], stored["labels"][100:150]
+    wrong = np.flatnonzero(p.argmax(1) != labels)
+    first = {"Test images: most uncertain": p.max(1).argmin(),
+             "Test images: confident and wrong": wrong[p[wrong].max(1).argmax()]}
+    for title, index in first.items():
+        image, caption = cards_of(page[1], title)[0]
+        np.testing.assert_array_equal(image, samples["images"][index])
+        assert caption.startswith(f"class&lt;{p[index].argmax()}&gt; {p[index].max():.2f}<br>")
+        assert f"truth: class&lt;{labels[index]}&gt;" in caption
+
+
+def test_small_screens_and_dark_ones(page):
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page[1]
+    style = page[1][page[1].index("<style>"):page[1].index("</style>")]
+    assert "@media (prefers-color-scheme: dark)" in style and "@media (max-width: 600px)" in style
+    colours = re.findall(r"[^-]color: ([^;]+);", style.split("@media (max-width")[0].split("body {", 1)[1])
+    assert colours and all(colour.startswith("var(--") for colour in colours)  # every text follows the scheme
+    assert "img.figure { max-width: 100%; background: #ffffff;" in style  # figures are drawn for white
+    assert "Side by side" not in page[0].text  # three runs
+
+
+def test_two_runs_side_by_side(tmp_path):
+    paths = [write_run(tmp_path, [80.0, 90.0 + number], method=method, train_kimg=2, stats=True)
+             for number, method in enumerate(("CSSL", "FixMatch"))]
+    labels, right = np.arange(200) % 10, [np.arange(200) % 4 > 0, np.arange(200) % 3 > 0]
+    for path, hits in zip(paths, right, strict=True):
+        guess = np.where(hits, labels, (labels + 1) % 10)
+        np.savez(path / "stats/predictions.npz", probabilities=0.9 * np.eye(10)[guess] + 0.01, labels=labels, step=2048)
+    invoke("report", *paths, "-o", tmp_path / "two.html")
+    source = (tmp_path / "two.html").read_text(encoding="utf-8")
+    parsed = Page(source)
+    pair = source.split('<div class="pair">')[1].split('<details class="run" open>')
+    assert parsed.open == [] and len(pair) == 3
+    assert "α = " in pair[1] and "α = " not in pair[2]  # FixMatch has no credal sets
+    names = "A: CSSL on cifar10.1@40-1 B: FixMatch on cifar10.1@40-1"
+    assert f"{names} confidence 0.0 0.95 method CSSL FixMatch" in parsed.text
+    assert "Settings that only A has: alpha_bound = 0.0." in parsed.text
+    assert "accuracy % 85.00 85.50 +0.50 ECE 0.100 0.100 +0.000" in parsed.text
+    both = [int(np.sum(a & b)) for a in (right[0], ~right[0]) for b in (right[1], ~right[1])]
+    assert f"B right B wrong A right {both[0]} {both[1]} A wrong {both[2]} {both[3]}" in parsed.text
+    assert len(parsed.pictures["both reliability diagrams"]) == len(
+        parsed.pictures["accuracy of each class, both runs"]) == 1
+
+    invoke("report", paths[0], "-o", tmp_path / "small.html", "--no-images")
+    small = Page((tmp_path / "small.html").read_text(encoding="utf-8"))
+    assert not {"training image", "test image"} & set(small.pictures) and "credal sets over time" in small.pictures
+
+
+def test_runs_from_before_credal_sets_were_stored(tmp_path):
+    path = write_run(tmp_path, [80.0, 90.0], method="LSMatch", train_kimg=2, stats=True)
+    (path / "stats/test_samples.npz").unlink()
+    with np.load(path / "stats/pseudo_labels.npz") as stored:
+        old = {key: stored[key] for key in ("images", "probabilities", "labels", "class_names")}
+    np.savez(path / "stats/pseudo_labels.npz", **old)
+    invoke("report", path, "-o", tmp_path / "old.html")
+    text = Page((tmp_path / "old.html").read_text(encoding="utf-8")).text
+    assert "This run has stored no test images" in text and "Least confident" in text and "credal set" not in text
 
 
 def test_what_is_missing_is_said(page, tmp_path):

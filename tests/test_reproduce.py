@@ -267,7 +267,7 @@ def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
 
 def test_from_the_command_line(command, tmp_path):
     done = command("scripts/reproduce.py", "--table=results", "--dry_run", f"--train_dir={tmp_path}")
-    assert len(done.stdout.splitlines()) == 405
+    assert len(done.stdout.splitlines()) == 400
     assert "reconstructions, whose results are compared with no figure of the paper: ReRankMatch" in done.stderr
     assert ("python -m cssl.enaet --dataset=svhn.5@1000-1 --train_dir="
             f"{tmp_path}/kimg131072 --train_kimg=131072") in done.stdout

@@ -370,16 +370,17 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def pillow(device: str, jit: bool) -> str:
-    """Every operation of CTAugment and RandAugment makes the pixels that Pillow makes."""
-    from libml.augment import OPS, RAND_OPS, Augmenter
+    """Every operation of CTAugment, RandAugment and AutoAugment makes the pixels that Pillow makes."""
+    from libml.augment import AUTO_OPS, OPS, Augmenter
 
     rng, number = np.random.default_rng(0), 128
     contrast = rng.random((number, 1, 1, 3))
     images = (contrast * rng.integers(0, 256, (number, 32, 32, 3)) + (1 - contrast) * rng.integers(0, 256)).astype(
         np.uint8)
     wrong, total = [], 0
-    for augment, table in {"d.d.d": OPS, "d.d.rac": RAND_OPS}.items():
-        augmenter = Augmenter(augment, image_shape=(32, 32, 3), mirror=True, shift=4, jit_compile=jit)
+    for augment, table in {"d.d.d": OPS, "d.d.aac": AUTO_OPS}.items():  # AutoAugment's hold RandAugment's
+        augmenter = Augmenter(augment, image_shape=(32, 32, 3), mirror=True, shift=4, policies="cifar10",
+                              jit_compile=jit)
         samples = {name: value.numpy() for name, value in augmenter.sample_strong(number, tf.constant([1, 2])).items()}
         samples["ops"][:, 0] = np.arange(number) % len(table)  # chance might leave one out
         wanted = augmenter.strong_reference(images, samples)
@@ -396,7 +397,7 @@ def pillow(device: str, jit: bool) -> str:
                   for count, ops in zip(different, samples["ops"], strict=True) if count]
     if wrong:
         raise Failed(f"pixels differ in {len(wrong)} images: {'; '.join(wrong[:3])}{' …' if wrong[3:] else ''}")
-    return f"{len(OPS)} and {len(RAND_OPS)} operations: 0 of {total} pixels differ"
+    return f"{len(OPS)} and {len(AUTO_OPS)} operations: 0 of {total} pixels differ"
 
 
 def kill_and_resume() -> str:

@@ -4,8 +4,9 @@
     cssl-sheets --out sheets --dataset cifar10.3@40-1     # any dataset
     cssl-sheets --out sheets --checkpoint RUN/tf          # and the learned rates
 
-ops.png: every operation over its bins; pairs.png: weak and strong views; rates.png: the rates as a heat map, from
---rates FILE.npy or from the checkpoint of a run. Takes about ten seconds.
+ops.png: every operation over its bins, CTAugment's or those of the policy that --augment names; pairs.png: weak and
+strong views, and those of labelled images where these have their own; rates.png: the rates as a heat map, from --rates
+FILE.npy or from the checkpoint of a run. Takes about ten seconds.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cssl import cli, tools
+from libml.augment.spec import parse_augment, parse_policy
 from libml.datasets import parse_name
 from libml.errors import UserError
 from libml.lazy import tf
@@ -22,7 +24,7 @@ from libml.lazy import tf
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from libml.augment import Augmenter
+    from libml.augment import Augmenter, AutoAugment, RandAugment
 
 
 def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
@@ -52,37 +54,48 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
     return values
 
 
-def plot_ops(image: np.ndarray) -> Figure:
+def plot_ops(image: np.ndarray, policy: RandAugment | AutoAugment | None = None) -> Figure:
     """A row per operation, a column per bin of its first parameter, at the middle of the bin."""
     from libml import plots
-    from libml.augment import OPS, apply
+    from libml.augment import AUTO_OPS, OPS, RAND_OPS, AutoAugment, apply, to_uint8
 
+    table = (AUTO_OPS if isinstance(policy, AutoAugment) else RAND_OPS) if policy else OPS
     rows = []
-    for name, op in OPS.items():
+    for name, op in table.items():
         bins = op.bins[0] if op.bins else 1
         params = np.full([bins, max(op.parameters, 1)], 0.5, np.float32)  # rescale: BOX; cutout: in the middle
         params[:, 0] = (np.arange(bins) + 0.5) / bins
-        rows.append(apply(name, np.repeat(image[None], bins, 0), params).numpy())
-    return plots.plot_images(rows, list(OPS), range(max(map(len, rows))),
-                             "CTAugment's operations over the bins of their first parameter")
+        images = np.repeat(image[None], bins, 0)
+        if policy:  # on RGBA, where transparent pixels end as grey
+            made = apply(name, np.insert(images, 3, 255, axis=3), params).numpy()
+            rows.append(np.where(made[..., 3:] == 0, to_uint8(tf.zeros([])).numpy(), made[..., :3]))
+        else:
+            rows.append(apply(name, images, params).numpy())
+    what = "magnitudes 0 to 15" if policy else "the bins of their first parameter"
+    return plots.plot_images(rows, list(table), range(max(map(len, rows))),
+                             f"{type(policy).__name__ if policy else 'CTAugment'}'s operations over {what}")
 
 
 def plot_pairs(images: np.ndarray, augmenter: Augmenter) -> Figure:
-    """For each image a column: the image, its weak view, its strong views under three seeds."""
+    """For each image a column: the image, its weak view, its strong views under three seeds, labelled ones too."""
     from libml import plots
     from libml.augment import to_uint8
 
-    seeds = [tf.constant([0, i]) for i in range(3)]
-    rows = [images, augmenter.weak(images, seeds[0]).numpy()]
-    rows += [to_uint8(augmenter.strong(images, seed)).numpy() for seed in seeds]
-    return plots.plot_images(rows, ["image", "weak", *["strong"] * 3], title=f"--augment={augmenter.spec}")
+    seeds, spec = [tf.constant([0, i]) for i in range(3)], augmenter.spec
+    rows = {"image": images, "weak": augmenter.weak(images, seeds[0]).numpy()}
+    parts = {"strong": "strong"} | ({"labeled": "labelled"} if spec.labeled_policy else {}) | (
+        {"labeled_strong": "labelled strong"} if spec.labeled_strong else {})
+    for part, title in parts.items():
+        rows |= {f"{title} {i + 1}": to_uint8(augmenter.strong(images, seed, part=part)).numpy()
+                 for i, seed in enumerate(seeds)}
+    return plots.plot_images(list(rows.values()), list(rows), title=f"--augment={spec}")
 
 
 def main() -> None:
     """Writes the sheets asked for on the command line."""
     parser = tools.parser(__doc__)
     parser.add_argument("--out", default=".", help="directory for the PNG files")
-    parser.add_argument("--augment", default="d.d.d", help="labeled.weak.strong, for the pairs")
+    parser.add_argument("--augment", default="d.d.d", help="as in training, for operations and pairs")
     parser.add_argument("--dataset", default="digits.1@40-1", help="whose test images to show")
     parser.add_argument("--data_dir", default=cli.default_data_dir(), help="folder of the TFDS datasets")
     parser.add_argument("--image_size", type=int, default=32, help="side of the images of folder datasets")
@@ -92,7 +105,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.images < 1:
         raise UserError(f"--images={args.images}: expected a positive number.")
-    parse_name(args.dataset)  # a wrong name needs no TensorFlow
+    policies, spec = parse_name(args.dataset).entry.auto_augment, parse_augment(args.augment)
+    spec.check_policies(policies)  # a wrong name needs no TensorFlow
     cli.start_tensorflow()
     from libml import data, plots
     from libml.augment import OPS, Augmenter
@@ -101,11 +115,11 @@ def main() -> None:
     rates = read_rates(args.rates, args.checkpoint) if args.rates or args.checkpoint else None
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
     images = np.asarray(dataset.test_images[:args.images])
-    augmenter = Augmenter(args.augment, image_shape=dataset.image_shape, mirror=dataset.mirror, shift=dataset.shift,
-                          jit_compile=False)
-    if rates is not None and augmenter.spec.strong == "d":
+    augmenter = Augmenter(spec, image_shape=dataset.image_shape, mirror=dataset.mirror, shift=dataset.shift,
+                          policies=policies, jit_compile=False)
+    if rates is not None and augmenter.learns_rates:
         augmenter.rates.assign(rates)  # strong views as the run drew them
-    figures = {"ops": plot_ops(images[0]), "pairs": plot_pairs(images, augmenter)}
+    figures = {"ops": plot_ops(images[0], parse_policy(spec.strong)), "pairs": plot_pairs(images, augmenter)}
     if rates is not None:
         figures["rates"] = plots.plot_rates(rates, list(OPS), [op.bins for op in OPS.values()])
     for name, figure in figures.items():

@@ -1,7 +1,9 @@
-"""Weak views, CTAugment and RandAugment, in the graph and bit for bit what Pillow makes."""
+"""Weak views, CTAugment, RandAugment and AutoAugment, in the graph and bit for bit what Pillow makes."""
 from libml.lazy import exports
 
-_NAMES = {"augmenter": ("Augmenter", "to_float", "to_uint8"), "ops": ("OPS", "RAND_OPS", "Op", "apply", "pillow_apply"),
-          "policy": ("Policy", "pillow_policy", "run_policy"), "spec": ("AugmentSpec", "RandAugment", "parse_augment")}
+_NAMES = {"augmenter": ("Augmenter", "to_float", "to_uint8"),
+          "ops": ("AUTO_OPS", "OPS", "RAND_OPS", "Op", "apply", "pillow_apply"),
+          "policy": ("Policy", "pillow_policy", "run_policy"),
+          "spec": ("AugmentSpec", "AutoAugment", "RandAugment", "parse_augment", "parse_policy")}
 __getattr__, __dir__ = exports(__name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items()
                                           for name in names})

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from libml.augment import ctaugment, kernels
-from libml.augment.ops import OPS, RAND_OPS
+from libml.augment import autoaugment, ctaugment, kernels
+from libml.augment.ops import AUTO_OPS, OPS, RAND_OPS
 from libml.augment.policy import Policy, pillow_policy, run_policy
-from libml.augment.spec import MAGNITUDES, AugmentSpec, RandAugment, parse_augment
+from libml.augment.spec import LEVELS, AugmentSpec, AutoAugment, RandAugment, parse_augment, parse_policy
 from libml.errors import UserError
 
 _LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
@@ -48,16 +48,19 @@ def _shifted_view(images: tf.Tensor, samples: Samples, shift: int, compiled: boo
     return _look_up(_LEVELS, _weak_view(images, samples, shift, compiled))
 
 
-def _cta_view(images: tf.Tensor, samples: Samples, shift: int, compiled: bool) -> tf.Tensor:
-    x = run_policy(OPS, _weak_view(images, samples, shift), samples, compiled)
-    x = kernels.cutout(x, tf.ones([x.shape[0]]), samples["centre"])
+def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, compiled: bool) -> tf.Tensor:
+    x = _weak_view(images, samples, shift)
+    if "ops" in samples:
+        x = run_policy(OPS, x, samples, compiled)
+    if cutout:
+        x = kernels.cutout(x, tf.ones([x.shape[0]]), samples["centre"])
     return _look_up(_LEVELS, x)
 
 
-def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, compiled: bool) -> tf.Tensor:
+def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, compiled: bool) -> tf.Tensor:
     x = _look_up(_TRUNCATED, _weak_view(images, samples, shift))
     x = tf.concat([x, tf.fill([*x.shape[:3], 1], tf.constant(255, tf.uint8))], -1)
-    x = run_policy(RAND_OPS, x, samples, compiled)
+    x = run_policy(AUTO_OPS if auto else RAND_OPS, x, samples, compiled)
     hidden = x[..., 3:] == 0
     if cutout:
         height, width = x.shape[1:3]
@@ -80,29 +83,31 @@ class Augmenter(tf.Module):
 
     `mirror` and `shift` say what the default weak augmentation of the dataset is. With `jit_compile` XLA compiles the
     views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
-    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only. On a CPU,
-    batches are cut into `threads` parts that are made side by side. `own_strong` makes the strong views instead of the
-    spec's third part: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or to floats in
+    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only. `cutout` says
+    what CTAugment's strong views are: a policy with cutout ("yes"), without it ("no"), cutout alone ("only").
+    `policies` are the ones AutoAugment has for the dataset, as in `libml.datasets`. `own_strong` makes the strong views
+    instead of the spec: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or to floats in
     [-1, 1].
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
-                 depth: int = 2, threshold: float = 0.80, decay: float = 0.99, jit_compile: bool = True,
-                 threads: int = 1, own_strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> None:
+                 depth: int = 2, threshold: float = 0.80, decay: float = 0.99, cutout: str = "yes", policies: str = "",
+                 jit_compile: bool = True,
+                 own_strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> None:
         super().__init__(name="augmenter")
         self.spec = parse_augment(spec) if isinstance(spec, str) else spec
+        self.spec.check_policies(policies)
         if len(image_shape) != 3 or image_shape[2] != 3:
             raise ValueError(f"image_shape={image_shape}: expected (height, width, 3)")
         if not 0 <= shift < min(image_shape[:2]):
             raise ValueError(f"shift={shift}: reflect-padding needs 0 <= shift < {min(image_shape[:2])}")
         self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
-        self.jit_compile, self.threads = jit_compile, threads
+        self.cutout, self.policies, self.jit_compile = cutout, policies, jit_compile
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
-        self._rand: RandAugment | None = self.spec.rand_augment
         self.mirror, self.shift, self.own_strong = mirror, shift, own_strong
         if own_strong is not None:
             self._try_own_strong()
-        self.learns_rates = self.spec.strong == "d" and own_strong is None
+        self.learns_rates = self.spec.uses_ctaugment and cutout != "only" and own_strong is None
         if self.learns_rates:
             self.rates = tf.Variable(tf.ones(ctaugment.RATES_SHAPE), trainable=False, name="rates",
                                      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
@@ -111,7 +116,7 @@ class Augmenter(tf.Module):
         """What it was made with, for a file; of an own strong augmentation the name, under which it is found again."""
         return {"spec": str(self.spec), "image_shape": list(self.image_shape), "mirror": self.mirror,
                 "shift": self.shift, "depth": self.depth, "threshold": self.threshold, "decay": self.decay,
-                "jit_compile": self.jit_compile, "threads": self.threads,
+                "cutout": self.cutout, "policies": self.policies, "jit_compile": self.jit_compile,
                 "own_strong": keras.saving.serialize_keras_object(self.own_strong)}
 
     @classmethod
@@ -140,13 +145,7 @@ class Augmenter(tf.Module):
         return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
 
     def _run(self, function, images: tf.Tensor, samples: Samples, *numbers) -> tf.Tensor:
-        function = _compiled[function] if self.jit_compile else function
-        if self.threads == 1 or images.shape[0] % self.threads:
-            return function(images, samples, *numbers, self.jit_compile)
-        # Independent nodes of the graph: TensorFlow runs them side by side.
-        parts = zip(*(tf.split(tensor, self.threads) for tensor in (images, *samples.values())), strict=True)
-        return tf.concat([function(part[0], dict(zip(samples, part[1:], strict=True)), *numbers, self.jit_compile)
-                          for part in parts], 0)
+        return (_compiled[function] if self.jit_compile else function)(images, samples, *numbers, self.jit_compile)
 
     def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]
@@ -163,62 +162,76 @@ class Augmenter(tf.Module):
         return self._run(_weak_view, images, samples, self._weak_kinds[kind][1])
 
     def labeled(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Weak view of labelled images, uint8 [N, H, W, 3] to uint8."""
-        return self._view(self.spec.labeled, images, seed, _LABELED)
+        """Weak view of labelled images, uint8 [N, H, W, 3] to uint8; the default one where they have a policy."""
+        return self._view(self.spec.under("labeled")[0], images, seed, _LABELED)
 
     def weak(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Weak view of unlabelled images, uint8 to uint8."""
         return self._view(self.spec.weak, images, seed, _WEAK)
 
-    def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None) -> Samples:
+    def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong") -> Samples:
         """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
 
         A step that also learns gives the same reading of the `rates` to this and to `updated_rates`: see `read_state`.
         """
-        depth, numbers = self.depth, ctaugment.TRAINING
-        if self._rand:
-            depth, numbers = self._rand.depth, _RAND_NUMBERS
-        uniform = _uniform(seed, _STRONG, n, 5 + depth * numbers)
-        samples = self._sample_weak(self.spec.weak, uniform) | {"centre": uniform[:, 3:5]}
-        uniform = tf.reshape(uniform[:, 5:], [n, depth, numbers])
-        if self.learns_rates:
+        weak, strong = self.spec.under(part)
+        settings, learned = parse_policy(strong), strong == "d" and self.learns_rates
+        if isinstance(settings, AutoAugment):
+            numbers = autoaugment.NUMBERS
+        elif isinstance(settings, RandAugment):
+            numbers = settings.depth * _RAND_NUMBERS
+        else:  # views without a policy draw as many: a number's place decides its value, and seeds are for ever
+            numbers = self.depth * ctaugment.TRAINING if learned or strong == "x" else 0
+        uniform = _uniform(seed, _STRONG, n, 5 + numbers)
+        samples = self._sample_weak(weak, uniform) | {"centre": uniform[:, 3:5]}
+        uniform = uniform[:, 5:]
+        if isinstance(settings, AutoAugment):
+            samples |= autoaugment.sample(self.policies, uniform)
+        elif isinstance(settings, RandAugment):
+            samples |= _sample_rand(settings, tf.reshape(uniform, [n, settings.depth, _RAND_NUMBERS]))
+        elif learned:
             rates = self.rates if rates is None else rates
+            uniform = tf.reshape(uniform, [n, self.depth, ctaugment.TRAINING])
             samples |= ctaugment.sample_training(rates, uniform, self.threshold, self.decay)
-        elif self._rand:
-            samples |= _sample_rand(self._rand, uniform)
         return samples
 
-    def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None) -> tf.Tensor:
-        """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout."""
-        if self.own_strong is not None:
-            return self._own_strong_view(images, seed)
-        return self.strong_view(images, self.sample_strong(images.shape[0], seed, rates))
+    def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong",
+               ) -> tf.Tensor:
+        """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout.
 
-    def strong_view(self, images: tf.Tensor, samples: Samples) -> tf.Tensor:
+        `part` says whose policy: "strong", "labeled_strong", or "labeled" where labelled images train on one.
+        """
+        if self.own_strong is not None and part != "labeled":
+            return self._own_strong_view(images, seed)
+        return self.strong_view(images, self.sample_strong(images.shape[0], seed, rates, part), part)
+
+    def strong_view(self, images: tf.Tensor, samples: Samples, part: str = "strong") -> tf.Tensor:
         """The strong view that `samples` describe."""
-        shift = self._weak_kinds[self.spec.weak][1]
-        if self.learns_rates:
-            return self._run(_cta_view, images, samples, shift)
-        if self._rand:
-            return self._run(_rand_view, images, samples, shift, self._rand.cutout)
+        weak, strong = self.spec.under(part)
+        settings, shift = parse_policy(strong), self._weak_kinds[weak][1]
+        if settings:
+            return self._run(_rand_view, images, samples, shift, settings.cutout, isinstance(settings, AutoAugment))
+        if strong == "d":
+            return self._run(_cta_view, images, samples, shift, self.cutout != "no")
         return self._run(_shifted_view, images, samples, shift)
 
-    def strong_reference(self, images: np.ndarray, samples: Samples) -> np.ndarray:
+    def strong_reference(self, images: np.ndarray, samples: Samples, part: str = "strong") -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
+        weak, strong = self.spec.under(part)
+        settings = parse_policy(strong)
         samples = {key: np.asarray(value) for key, value in samples.items()}
-        x = _weak_reference(images, samples["flip"], samples["offset"], self._weak_kinds[self.spec.weak][1])
-        if self.learns_rates:
-            cutout = np.insert(samples["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
-            return _levels(pillow_policy(OPS, x, {
-                "ops": np.insert(samples["ops"], self.depth, list(OPS).index("cutout"), axis=1),
-                "params": np.concatenate([samples["params"], cutout], 1),
-            }))
-        if not self._rand:
+        x = _weak_reference(images, samples["flip"], samples["offset"], self._weak_kinds[weak][1])
+        if not settings:
+            if "ops" in samples:
+                x = pillow_policy(OPS, x, samples)
+            if strong == "d" and self.cutout != "no":
+                cutout = np.insert(samples["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
+                x = pillow_policy(OPS, x, {"ops": np.full([len(x), 1], list(OPS).index("cutout")), "params": cutout})
             return _levels(x)
         x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
-        x = pillow_policy(RAND_OPS, x, samples)
+        x = pillow_policy(AUTO_OPS if isinstance(settings, AutoAugment) else RAND_OPS, x, samples)
         result = np.where(x[..., 3:] == 0, np.float32(0), _levels(x[..., :3]))
-        half = self._rand.cutout * min(self.image_shape[:2]) // 100 // 2
+        half = settings.cutout * min(self.image_shape[:2]) // 100 // 2
         for image, (u, v) in zip(result, samples["centre"].astype(float), strict=True):
             row, column = int(v * image.shape[0]), int(u * image.shape[1])
             image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
@@ -227,7 +240,8 @@ class Augmenter(tf.Module):
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
         """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
         if not self.learns_rates:
-            raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d")
+            raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d, "
+                             "and not cutout alone")
         uniform = _uniform(seed, _PROBE, weak.shape[0], self.depth * ctaugment.PROBE)
         policy = ctaugment.sample_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
         return self._run(_probe_view, weak, policy), policy
@@ -255,9 +269,10 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
     ops = tf.cast(uniform[..., 0] * len(RAND_OPS), tf.int32)
     ops = tf.where(uniform[..., 1] < settings.probability, ops, list(RAND_OPS).index("Identity"))
     if settings.magnitude is None:
-        return {"ops": ops, "params": uniform[..., 2:]}
-    magnitude = tf.fill(ops.shape, (settings.magnitude - 0.5) / MAGNITUDES)
-    return {"ops": ops, "params": tf.stack([magnitude, uniform[..., 3]], -1)}
+        magnitude = 1.5 + tf.cast(kernels.truncated(uniform[..., 2], settings.highest), tf.float32)
+    else:
+        magnitude = tf.fill(ops.shape, settings.magnitude + 0.5)
+    return {"ops": ops, "params": tf.stack([magnitude / LEVELS, uniform[..., 3]], -1)}
 
 
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:

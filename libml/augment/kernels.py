@@ -131,7 +131,7 @@ def invert(images: tf.Tensor) -> tf.Tensor:
 
 
 def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """ImageOps.posterize, bits int32 [N] in 1..8."""
+    """ImageOps.posterize, bits int32 [N] in 0..8."""
     mask = tf.cast(256 - tf.bitwise.left_shift(tf.ones_like(bits), 8 - bits), tf.uint8)
     return tf.bitwise.bitwise_and(images[..., :3], _per_image(mask))
 

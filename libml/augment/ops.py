@@ -1,7 +1,8 @@
 """The op table: for every operation its bins, its definition in Pillow, and the same in the graph.
 
-`OPS` holds CTAugment's 19 operations on RGB, `RAND_OPS` the 14 of RandAugment on RGBA (or RGB). A new operation is one
-entry. Parameters are float32 in [0, 1); Python's float arithmetic on them (double precision) is part of the definition.
+`OPS` holds CTAugment's 19 operations on RGB, `RAND_OPS` the 14 of RandAugment on RGBA (or RGB), `AUTO_OPS` those and
+AutoAugment's two more. A new operation is one entry. Parameters are float32 in [0, 1); Python's float arithmetic on
+them (double precision) is part of the definition.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from libml.augment import kernels
-from libml.augment.spec import MAGNITUDES
+from libml.augment.spec import LEVELS
 
 
 @dataclass(frozen=True)
@@ -92,28 +93,29 @@ OPS: dict[str, Op] = {
 }
 
 
-# RandAugment --------------------------------------------------------------------------------------------------------
-# Two parameters each: magnitude M = 1 + int(9u) in 1..9, and a sign, negative where v < 1/2. Geometric operations bring
-# in transparent black; the enhancers keep transparency; the others drop it.
+# RandAugment and AutoAugment ----------------------------------------------------------------------------------------
+# Two parameters each: magnitude M = int(16u) in 0..15, and a sign, negative where v < 1/2. Geometric operations bring
+# in transparent black; the enhancers keep transparency; the others drop it. RandAugment draws M from 1..9 unless told
+# otherwise, AutoAugment's policies say 0..9; above that the operations extrapolate.
 
 def _rand(pillow: Callable, graph: Callable, value: Sequence[float], signed: bool = False) -> Op:
-    """An op whose setting is value[M - 1], with a sign if `signed`."""
+    """An op whose setting is value[M], with a sign if `signed`."""
     whole = all(isinstance(v, int) for v in value)
 
     def setting(u: float, v: float) -> float:
-        return value[int(u * MAGNITUDES)] * (-1 if signed and v < 0.5 else 1)
+        return value[int(u * LEVELS)] * (-1 if signed and v < 0.5 else 1)
 
     def setting_graph(u: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-        chosen = tf.gather(tf.constant(value, tf.int32 if whole else tf.float64), kernels.truncated(u, MAGNITUDES))
+        chosen = tf.gather(tf.constant(value, tf.int32 if whole else tf.float64), kernels.truncated(u, LEVELS))
         return tf.where(v < 0.5, -chosen, chosen) if signed else chosen
 
-    return _op([MAGNITUDES, 2], lambda x, u, v: pillow(x, setting(u, v)), lambda x, u, v: graph(x, setting_graph(u, v)))
+    return _op([LEVELS, 2], lambda x, u, v: pillow(x, setting(u, v)), lambda x, u, v: graph(x, setting_graph(u, v)))
 
 
 def _opaque(pillow: Callable, graph: Callable) -> tuple[Callable, Callable]:
     """Makes an RGB operation drop transparency."""
     return (lambda x, *s: pillow(x.convert("RGB"), *s).convert(x.mode),
-            lambda x, *s: kernels.with_alpha(graph(x, *s), x, opaque=True))
+            lambda x, *s: kernels.with_alpha(graph(x[..., :3], *s), x, opaque=True))
 
 
 def _rand_affine(matrix: Callable, entry: str, value: Sequence[float]) -> Op:
@@ -121,8 +123,27 @@ def _rand_affine(matrix: Callable, entry: str, value: Sequence[float]) -> Op:
                  lambda x, s: kernels.affine(x, **{entry: s}), value, signed=True)
 
 
-_M = range(1, MAGNITUDES + 1)
-_NONE = [0] * MAGNITUDES  # operations that ignore the magnitude
+def _posterize(x: Image.Image, bits: int) -> Image.Image:
+    return ImageOps.posterize(x, bits) if bits else Image.new(x.mode, x.size)  # Pillow has become strict about 0 bits
+
+
+def _hide(x: Image.Image, u: float, centre_x: float, centre_y: float) -> Image.Image:
+    half = int(u * LEVELS)  # of a side of 2M
+    column, row = int(centre_x * x.width), int(centre_y * x.height)
+    x = x.copy()
+    if half:
+        x.paste((127, 127, 127, 0)[:len(x.mode)], (max(column - half, 0), max(row - half, 0),
+                                                   min(column + half, x.width), min(row + half, x.height)))
+    return x
+
+
+def _hide_graph(x: tf.Tensor, u: tf.Tensor, centre_x: tf.Tensor, centre_y: tf.Tensor) -> tf.Tensor:
+    box = kernels.box(tf.stack([centre_x, centre_y], -1), 2 * kernels.truncated(u, LEVELS), *x.shape[1:3])
+    return tf.where(box, tf.constant([127, 127, 127, 0][:x.shape[3]], tf.uint8), x)
+
+
+_M = range(LEVELS)
+_NONE = [0] * LEVELS  # operations that ignore the magnitude
 _FACTORS = [0.18 * m + 0.1 for m in _M]
 _SHEARS = [0.03 * m for m in _M]
 
@@ -131,7 +152,7 @@ RAND_OPS: dict[str, Op] = {
     "AutoContrast": _rand(*_opaque(lambda x, _: ImageOps.autocontrast(x), lambda x, _: kernels.autocontrast(x)), _NONE),
     "Equalize": _rand(*_opaque(lambda x, _: ImageOps.equalize(x), lambda x, _: kernels.equalize(x)), _NONE),
     "Rotate": _rand(lambda x, degrees: x.rotate(degrees),
-                    lambda x, degrees: kernels.rotate(x, degrees, limit=3 * MAGNITUDES),
+                    lambda x, degrees: kernels.rotate(x, degrees, limit=3 * LEVELS),
                     [int(3 * m) for m in _M], signed=True),
     "Solarize": _rand(*_opaque(ImageOps.solarize, kernels.solarize), [256 - int(25.6 * m) for m in _M]),
     "Color": _rand(lambda x, f: ImageEnhance.Color(x).enhance(f), kernels.color, _FACTORS),
@@ -141,15 +162,22 @@ RAND_OPS: dict[str, Op] = {
     "ShearX": _rand_affine(lambda s: (1, s, 0, 0, 1, 0), "b", _SHEARS),
     "TranslateX": _rand_affine(lambda d: (1, 0, d, 0, 1, 0), "c", [float(m) for m in _M]),
     "TranslateY": _rand_affine(lambda d: (1, 0, 0, 0, 1, d), "f", [float(m) for m in _M]),
-    "Posterize": _rand(*_opaque(ImageOps.posterize, kernels.posterize), [4 - int(0.4 * m) for m in _M]),
+    # From 10 on no bit is left: black, as the arithmetic has it.
+    "Posterize": _rand(*_opaque(_posterize, kernels.posterize), [max(4 - int(0.4 * m), 0) for m in _M]),
     "ShearY": _rand_affine(lambda s: (1, 0, 0, s, 1, 0), "d", _SHEARS),
+}
+AUTO_OPS: dict[str, Op] = {
+    **RAND_OPS,
+    "Invert": _rand(*_opaque(lambda x, _: ImageOps.invert(x), lambda x, _: kernels.invert(x)), _NONE),
+    # The centre comes in place of the sign and as one more parameter: column, then row.
+    "Cutout": _op([LEVELS], _hide, _hide_graph, parameters=3),
 }
 
 
 def _find(name: str) -> Op:
-    op = OPS.get(name) or RAND_OPS.get(name)
+    op = OPS.get(name) or AUTO_OPS.get(name)
     if op is None:
-        raise ValueError(f"unknown operation {name!r}; expected one of {', '.join([*OPS, *RAND_OPS])}")
+        raise ValueError(f"unknown operation {name!r}; expected one of {', '.join([*OPS, *AUTO_OPS])}")
     return op
 
 

@@ -1,48 +1,97 @@
-"""The language of `--augment`: three parts `labeled.weak.strong`, such as d.d.d, d.d.rac or d.d.r2_9_50."""
+"""The language of `--augment`: `labeled.weak.strong`, such as d.d.d or d.d.rac, or four parts, as d.aac.d.aac."""
 
 import re
 from dataclasses import dataclass
 
 from libml.errors import UserError
 
-MAGNITUDES = 9  # of a scale of 10; at 10 Posterize would keep no bit, which Pillow rejects
+MAGNITUDES = 9  # what ra and rac draw from, of a scale of 10
+LEVELS = 16  # magnitudes 0..15, all that the operations know
+_CUTOUT = 50  # percent of the side, where a name has a c
 
-_GRAMMAR = ("labeled.weak.strong with labeled and weak in d (default), m (mirror), x (none), and strong in "
-            "d (CTAugment), ra, rac, r<ops>_<magnitude>_<cutout %>, x (no policy); for example d.d.d or d.d.r2_9_50")
-_RAND = re.compile(r"r(\d+)_(\d+)_(\d+)")
+_GRAMMAR = ("labeled.weak.strong or labeled.labeled_strong.weak.strong, with labeled and weak in d (default), "
+            "m (mirror), x (none), strong and labeled_strong in d (CTAugment), x (no policy) or a policy; labeled can "
+            "be a policy too; policies are ra, rac, rac2 to rac9, r<ops>_<magnitude>_<cutout %>, aa, aac; for example "
+            "d.d.d, d.d.r2_9_50 or d.aac.d.aac")
+_RAND = re.compile(r"r(\d{1,4})_(\d{1,4})_(\d{1,4})")
+_WEAK = ("d", "m", "x")
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """How RandAugment draws: `magnitude` None means uniform over 1..9, `cutout` is in percent of the side."""
+    """How RandAugment draws: `magnitude` None means uniform over 1..highest, `cutout` is in percent of the side."""
 
     depth: int = 2
     magnitude: int | None = None
     probability: float = 0.5
     cutout: int = 0
+    highest: int = MAGNITUDES
+
+
+@dataclass(frozen=True)
+class AutoAugment:
+    """AutoAugment's policies, and cutout in percent of the side."""
+
+    cutout: int = 0
+
+
+def parse_policy(part: str) -> RandAugment | AutoAugment | None:
+    """RandAugment's or AutoAugment's settings; None for a part that names neither. ValueError says what is wrong."""
+    if part in ("aa", "aac"):
+        return AutoAugment(_CUTOUT if part == "aac" else 0)
+    if part in ("ra", "rac"):
+        return RandAugment(cutout=_CUTOUT if part == "rac" else 0)
+    if re.fullmatch(r"rac[1-9]", part):
+        highest = int(part[3]) - 1
+        if not highest:
+            raise ValueError(f"{part} draws magnitudes below 1, and there are none")
+        return RandAugment(cutout=_CUTOUT, highest=highest)
+    match = _RAND.fullmatch(part)
+    if not match:
+        return None
+    depth, magnitude, cutout = map(int, match.groups())
+    if depth < 1:
+        raise ValueError("RandAugment needs at least 1 operation")
+    if not 1 <= magnitude < LEVELS:
+        raise ValueError(f"magnitude {magnitude} is not in 1..{LEVELS - 1}")
+    if cutout > 100:
+        raise ValueError(f"cutout of {cutout}% is not in 0..100")
+    return RandAugment(depth, magnitude, 1.0, cutout)
 
 
 @dataclass(frozen=True)
 class AugmentSpec:
-    """Which augmentation the labelled images, the weak views and the strong views get."""
+    """Which augmentation labelled images, weak views and strong views get; labeled_strong "" is what strong says."""
 
     labeled: str = "d"
     weak: str = "d"
     strong: str = "d"
+    labeled_strong: str = ""
 
     def __str__(self) -> str:
-        return f"{self.labeled}.{self.weak}.{self.strong}"
+        return ".".join(filter(None, (self.labeled, self.labeled_strong, self.weak, self.strong)))
 
     @property
-    def rand_augment(self) -> RandAugment | None:
-        """RandAugment's settings, or None if the strong part is another."""
-        if self.strong in ("ra", "rac"):
-            return RandAugment(cutout=50 if self.strong == "rac" else 0)
-        match = _RAND.fullmatch(self.strong)
-        if not match:
-            return None
-        depth, magnitude, cutout = map(int, match.groups())
-        return RandAugment(depth, magnitude, 1.0, cutout)
+    def labeled_policy(self) -> bool:
+        """Whether the labelled images train on a policy."""
+        return self.labeled not in _WEAK
+
+    @property
+    def uses_ctaugment(self) -> bool:
+        """Whether a strong part is CTAugment."""
+        return "d" in (self.strong, self.labeled_strong)
+
+    def under(self, part: str) -> tuple[str, str]:
+        """The weak view under a part's strong view, and its policy; part: "strong", "labeled_strong" or "labeled"."""
+        if part == "strong" or part == "labeled_strong" and not self.labeled_strong:
+            return self.weak, self.strong
+        return "d" if self.labeled_policy else self.labeled, self.labeled if part == "labeled" else self.labeled_strong
+
+    def check_policies(self, policies: str) -> None:
+        """UserError where AutoAugment is asked for and there are no `policies` of it for the dataset."""
+        if not policies and {"aa", "aac"} & {self.labeled, self.strong, self.labeled_strong}:
+            raise UserError(f"--augment={self}: AutoAugment has policies for cifar10, cifar100, svhn and svhn_noextra "
+                            "only; on other images take RandAugment, as in d.d.rac.")
 
 
 def _error(text: str, reason: str) -> UserError:
@@ -50,25 +99,22 @@ def _error(text: str, reason: str) -> UserError:
 
 
 def parse_augment(text: str) -> AugmentSpec:
-    """Parses `labeled.weak.strong`; UserError says what came, what is wrong with it, and the grammar."""
+    """Parses three or four parts; UserError says what came, what is wrong with it, and the grammar."""
     parts = str(text).split(".")
-    if len(parts) != 3:
-        raise _error(text, f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3")
-    spec = AugmentSpec(*parts)
-    for name, part in (("labeled", spec.labeled), ("weak", spec.weak)):
-        if part not in ("d", "m", "x"):
-            policy = _RAND.fullmatch(part) or part in ("ra", "rac", "aa", "aac")
-            raise _error(text, f"{part!r} is a policy, which only the strong part can have" if policy
-                         else f"unknown {name} part {part!r}")
-    rand = spec.rand_augment
-    if spec.strong in ("aa", "aac"):
-        raise _error(text, "AutoAugment is not implemented")
-    if rand is None and spec.strong not in ("d", "x"):
-        raise _error(text, f"unknown strong part {spec.strong!r}")
-    if rand is not None and rand.depth < 1:
-        raise _error(text, "RandAugment needs at least 1 operation")
-    if rand is not None and rand.magnitude is not None and not 1 <= rand.magnitude <= MAGNITUDES:
-        raise _error(text, f"magnitude {rand.magnitude} is not in 1..{MAGNITUDES}")
-    if rand is not None and rand.cutout > 100:
-        raise _error(text, f"cutout of {rand.cutout}% is not in 0..100")
+    if len(parts) not in (3, 4):
+        raise _error(text, f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3 or 4")
+    labeled_strong = parts.pop(1) if len(parts) == 4 else None
+    spec = AugmentSpec(parts[0], parts[1], parts[2], labeled_strong or "")
+    strong = {"strong": spec.strong} if labeled_strong is None else {"labeled_strong": labeled_strong,
+                                                                     "strong": spec.strong}
+    allowed = {"labeled": _WEAK, "weak": _WEAK} | dict.fromkeys(strong, ("d", "x"))
+    for name, part in {"labeled": spec.labeled, "weak": spec.weak, **strong}.items():
+        try:
+            policy = parse_policy(part)
+        except ValueError as error:
+            raise _error(text, str(error)) from error
+        if policy and name == "weak":
+            raise _error(text, f"{part!r} is a policy, which the weak part cannot have")
+        if not policy and part not in allowed[name]:
+            raise _error(text, f"unknown {name} part {part!r}")
     return spec
