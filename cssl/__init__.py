@@ -59,12 +59,12 @@ def method(name: str) -> Any:
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
     "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
-    "from_arrays": "libml.data"})
+    **dict.fromkeys(("from_arrays", "from_csv", "from_folder"), "libml.data")})
 
 
 def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None) -> dict:
     """Evaluates a run, or one of its checkpoints, as the run's own configuration describes it; returns its scores by
-    tag (`accuracy`, `ece/raw`, `nll/valid` …).
+    tag (`accuracy`, `ece/raw`, `nll/valid`, `accuracy/class/cat` …).
 
     Args:
         checkpoint: run folder, its folder tf, or a file in it.

@@ -79,7 +79,7 @@ def define_flags(method: type[SSLModel]) -> flags.FlagValues:
     define: dict[type, Any] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
     for name, field in RunConfig.fields(method).items():
         text, choices = field.metadata["help"], field.metadata["choices"]
-        if choices:
+        if choices and not field.metadata["also"]:
             flags.DEFINE_enum(name, str(field.default), choices, text, flag_values=values)
         else:
             define.get(type(field.default), flags.DEFINE_string)(name, field.default, text, flag_values=values)
@@ -94,7 +94,8 @@ def help_text(method: type[SSLModel]) -> str:
     for title, options in RunConfig.groups(method).items():
         lines.append(f"{title}:")
         for name, field in describe(options).items():
-            choices = f" ({'|'.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
+            words = [*field.metadata["choices"], *filter(None, [field.metadata["also"]])]
+            choices = f" ({'|'.join(words)})" if words else ""
             default = "" if field.default == "" else f" [{field.default}]"
             lines.append(f"  --{name}{choices}{default}\n      {field.metadata['help']}")
         if options is TrainOptions:

@@ -49,6 +49,8 @@ def _warn_of_onednn(network: keras.Model) -> None:
     """See `RunConfig.trusts_onednn`."""
     from libml import distribute  # needs TensorFlow
 
+    if getattr(network, "trusts_onednn", False):
+        return
     channels = {size for v in network.trainable_variables if v.name == "kernel" and len(v.shape) == 4
                 for size in v.shape[2:]} - {1, 3}  # grey and coloured images
     if any(size % 16 for size in channels) and distribute.onednn_is_on():
@@ -161,7 +163,8 @@ class SharedOptions:
                        above=0, named=True)
     wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over the kernels", low=0, named=True)
     ema: float = option(0.999, "decay of the average of the weights that is evaluated", low=0, high=1)
-    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated; uniform by default",
+    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated, or `labels`: the shares "
+                             "of the labelled images, each class counted once more; uniform by default",
                              needs="alignment")
 
 
@@ -246,7 +249,7 @@ class SSLModel(_KerasModel):
             value = np.asarray(value.value if isinstance(value, Equal) else value)
             self.method_state[name] = state(name, value.shape, "zeros", value.dtype.name)
             self.method_state[name].assign(value)
-        self.kernel_indices = [i for i, v in enumerate(trainable) if v.name == "kernel"]
+        self.kernel_indices = [i for i, v in enumerate(trainable) if v.name.endswith("kernel")]
         self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True)
         self.built = True
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from libml.applications import is_application
 from libml.config import default_scales
 
 
@@ -324,8 +325,16 @@ ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
 
 def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
           scales: int | None = None, dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False,
-          seed: int | None = None) -> keras.Model:
-    """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights."""
+          seed: int | None = None, weights: str = "none", input_size: int = 0) -> keras.Model:
+    """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights.
+
+    `weights` and `input_size` are those of networks of keras.applications, keras:NAME: see `libml.pretrained.build`.
+    """
+    if is_application(arch):
+        from libml import pretrained  # which needs the classes above
+
+        return pretrained.build(arch, num_classes=num_classes, image_shape=image_shape, input_size=input_size,
+                                weights=weights, dropout=dropout, bn_momentum=bn_momentum, sync_bn=sync_bn, seed=seed)
     if arch not in ARCHITECTURES:
         raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
     if scales is None:
