@@ -22,6 +22,7 @@ NATIVE_SIZES = {
     "EfficientNetB6": 528, "EfficientNetB7": 600, "EfficientNetV2B1": 240, "EfficientNetV2B2": 260,
     "EfficientNetV2B3": 300, "EfficientNetV2S": 384, "EfficientNetV2M": 480, "EfficientNetV2L": 480}
 FINE_TUNING_UPDATES = 8192
+NARROW_STRIDES = {"Xception"}  # strided 1x1 convolutions with 728 channels, no multiple of 16: oneDNN gets them wrong
 
 
 def is_application(arch: str) -> bool:
@@ -57,5 +58,6 @@ def presets(arch: str, method: type[SSLModel], given: dict[str, Any]) -> dict[st
     if given.get("weights") == "none":
         return found
     kimg = FINE_TUNING_UPDATES * given.get("batch", found["batch"]) / 1024
-    # Less than the usual rates: good weights are to be adapted, not to be forgotten.
-    return {**found, "lr": 0.01 if method.cosine_decay else 0.0005, "bn_momentum": 0.99, "train_kimg": kimg}
+    # A tenth of the usual rates: good weights are to be adapted, not to be forgotten.
+    return {**found, "lr": 0.003 if method.cosine_decay else 0.0002, "ema": 0.99, "bn_momentum": 0.99,
+            "train_kimg": kimg}

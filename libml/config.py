@@ -345,10 +345,13 @@ class RunConfig:
         """Whether oneDNN computes this network right; TensorFlow has to be started without it otherwise.
 
         Of strided 1x1 convolutions between channels that are not multiples of 16, its filter gradients are wrong at
-        random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512. No network of
-        keras.applications has such a convolution.
+        random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512. Of
+        keras.applications only Xception has such convolutions.
         """
-        return applications.is_application(self.network.arch) or self.network.filters % 16 == 0
+        arch = self.network.arch
+        if applications.is_application(arch):
+            return applications.parse(arch)[0] not in applications.NARROW_STRIDES
+        return self.network.filters % 16 == 0
 
     @property
     def dataset(self) -> DatasetName:

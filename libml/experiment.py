@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import libml.data
 from libml import distribute, memory, models
+from libml.applications import is_application
 from libml.augment.augmenter import Augmenter
 from libml.config import RunConfig, describe, expand
 from libml.data import SSLData
@@ -100,9 +101,11 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
     if not config.trusts_onednn and distribute.onednn_is_on():
-        raise UserError(f"filters={config.network.filters}: oneDNN, which TensorFlow uses here, computes some "
-                        "gradients wrong unless channels are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before "
-                        "TensorFlow is imported, or choose such a number.")
+        arch = config.network.arch
+        what = arch if is_application(arch) else f"filters={config.network.filters}"
+        raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
+                        "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
+                        "such a number.")
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):

@@ -128,10 +128,12 @@ def load_weights(body: keras.Model, path: Path, name: str) -> None:
     if not path.is_file():
         raise UserError(f"There is no file of weights {path}; {expected}.")
     try:
-        if path.suffix == ".keras":
-            _copy_weights(keras.saving.load_model(path, compile=False), body)
-        else:
-            body.load_weights(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the top, which is not wanted; what is missing is an error
+            if path.suffix == ".keras":
+                _copy_weights(keras.saving.load_model(path, compile=False), body)
+            else:
+                body.load_weights(path)
     except Exception as error:  # Keras, h5py and zipfile raise many types for files that are something else
         reason = "it is no such file" if isinstance(error, zipfile.BadZipFile) else " ".join(str(error).split())[:200]
         raise UserError(f"The weights in {path} do not fit ({reason}); {expected}.") from error
