@@ -59,7 +59,7 @@ def method(name: str) -> Any:
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
     "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
-    "from_arrays": "libml.data", "UserError": "libml.errors"})
+    "UserError": "libml.errors", **dict.fromkeys(("from_arrays", "from_csv", "from_folder"), "libml.data")})
 
 
 def find_run(checkpoint: str | Path, method_class: Any = None) -> tuple[str, Any, Any]:
@@ -80,7 +80,7 @@ def find_run(checkpoint: str | Path, method_class: Any = None) -> tuple[str, Any
 def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
              network: Any = None) -> dict:
     """Evaluates a run, or one of its checkpoints, as the run's own configuration describes it; returns its scores by
-    tag (`accuracy`, `ece/raw`, `nll/valid` …).
+    tag (`accuracy`, `ece/raw`, `nll/valid`, `accuracy/class/cat` …).
 
     Args:
         checkpoint: run folder, its folder tf, or a file in it.

@@ -82,7 +82,7 @@ def define_flags(method: type[SSLModel]) -> flags.FlagValues:
         if not field.metadata["flag"]:
             continue
         text, choices = field.metadata["help"], field.metadata["choices"]
-        if choices:
+        if choices and not field.metadata["also"]:
             flags.DEFINE_enum(name, str(field.default), choices, text, flag_values=values)
         else:
             define.get(type(field.default), flags.DEFINE_string)(name, field.default, text, flag_values=values)
@@ -99,7 +99,8 @@ def help_text(method: type[SSLModel]) -> str:
         for name, field in describe(options).items():
             if not field.metadata["flag"]:
                 continue
-            choices = f" ({'|'.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
+            words = [*field.metadata["choices"], *filter(None, [field.metadata["also"]])]
+            choices = f" ({'|'.join(words)})" if words else ""
             default = "" if field.default == "" else f" [{field.default}]"
             lines.append(f"  --{name}{choices}{default}\n      {field.metadata['help']}")
         if options is TrainOptions:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from libml import applications, files
 from libml.augment.spec import parse_augment
 from libml.datasets import GRAMMAR, DatasetName, parse_name
 from libml.errors import OptionError, UserError
@@ -27,8 +28,8 @@ MAX_NAME = 250  # characters of a folder's name
 
 
 def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
-           choices: tuple = (), named: bool | None = None, fixed: bool = True, row: bool = True, local: bool = False,
-           needs: str = "", flag: bool = True) -> Any:
+           choices: tuple = (), also: str = "", named: bool | None = None, fixed: bool = True, row: bool = True,
+           local: bool = False, needs: str = "", flag: bool = True) -> Any:
     """Declares one option of a dataclass of options.
 
     Args:
@@ -38,6 +39,7 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
         high: largest value.
         above: every value is larger than this.
         choices: all values of an option that is a word.
+        also: the form of further values, which begin as it does up to the colon.
         named: whether the run folder's name has it: always, never, or (None) where it is not the default.
         fixed: whether a run can only be continued with the same value.
         row: whether runs that differ in it stand in different rows of a table.
@@ -47,8 +49,8 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
         flag: whether the command line has it.
     """
     return dataclasses.field(default=default, metadata={
-        "help": help, "low": low, "high": high, "above": above, "choices": choices, "named": named, "fixed": fixed,
-        "row": row, "local": local, "needs": needs, "flag": flag})
+        "help": help, "low": low, "high": high, "above": above, "choices": choices, "also": also, "named": named,
+        "fixed": fixed, "row": row, "local": local, "needs": needs, "flag": flag})
 
 
 def expand(name: str, path: str) -> Path:
@@ -73,7 +75,8 @@ class DataOptions:
                            **CIRCUMSTANCE)
     train_dir: str = option("./experiments", "folder for runs", local=True, **CIRCUMSTANCE)
     rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **CIRCUMSTANCE)
-    image_size: int = option(32, "side to which the images of folder datasets are resized", low=8, high=4096)
+    image_size: int = option(32, "side to which own images (folders, CSV files) are resized; with --arch=keras:NAME "
+                             "that of the network's input, for any images", low=8, high=4096)
     whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
     eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **CIRCUMSTANCE)
 
@@ -82,7 +85,10 @@ class DataOptions:
 class NetworkOptions:
     """The network."""
 
-    arch: str = option("resnet", "network", choices=("resnet", "cnn13", "shake", "mcdropresnet"), named=True)
+    arch: str = option("resnet", "network; keras:NAME is one of keras.applications, such as keras:EfficientNetV2B0",
+                       choices=("resnet", "cnn13", "shake", "mcdropresnet"), also="keras:NAME", named=True)
+    weights: str = option("none", "initial weights of a keras:NAME network: imagenet (downloaded), none, or a file "
+                          "(.weights.h5, .keras)")
     filters: int = option(32, "filters of the first stage: 32 is WRN-28-2, 128 WRN-28-8", low=1, named=True)
     repeat: int = option(4, "residual blocks per stage", low=1, named=True)
     scales: int = option(0, "stages, each at half the resolution; 0: ceil(log2(width)) - 2", low=0, named=True)
@@ -180,6 +186,12 @@ def default_scales(width: int) -> int:
     return max(1, math.ceil(math.log2(width)) - 2)
 
 
+def _short(path: Path) -> str:
+    """A name for a path that may be long: two files of one name stay apart."""
+    path = path.resolve()
+    return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 def _is_utf8(text: str) -> bool:
     return not any(0xD800 <= ord(letter) < 0xE000 for letter in text)  # how Python shows other bytes
 
@@ -195,8 +207,9 @@ def _checked(name: str, value: Any, field: Any) -> Any:
         raise OptionError(f"{name}={value!r}: expected {'text' if kind is str else kind.__name__}.")
     if kind is str and not _is_utf8(value):
         raise OptionError(f"{name}={value!a}: expected text in UTF-8.")
-    if facts["choices"] and value not in facts["choices"]:
-        raise OptionError(f"{name}={value}: expected {', '.join(facts['choices'])}.")
+    further = facts["also"] and value.startswith(facts["also"].split(":")[0] + ":")
+    if facts["choices"] and value not in facts["choices"] and not further:
+        raise OptionError(f"{name}={value}: expected {', '.join(filter(None, [*facts['choices'], facts['also']]))}.")
     low, high, above = facts["low"], facts["high"], facts["above"]
     if kind is float and not -math.inf < value < math.inf:
         raise OptionError(f"{name}={value}: expected a finite number.")
@@ -271,6 +284,8 @@ class RunConfig:
         values = {name: _checked(name, given.get(name, field.default), field) for name, field in fields.items()}
         if train_steps is not None and "train_kimg" in given:
             raise UserError("--train_steps and --train_kimg both say how long to train; give one of them.")
+        if train_steps is not None and (type(train_steps) is not int or not 0 < train_steps < 2 ** 53):
+            raise OptionError(f"train_steps={train_steps}: expected a positive number.")
         dataset = parse_name(values["dataset"])
         if method.uses_all_labels:
             dataset = dataclasses.replace(dataset, labels=None)
@@ -278,17 +293,33 @@ class RunConfig:
         by_dataset = {**dataset.entry.presets, **method.dataset_presets(dataset.dataset)}
         if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
             by_dataset.pop("wd", None)
-        presets = {name: value for name, value in {**method.presets(dataset.labels), **by_dataset}.items()
+        suited = cls._suited(method, dataset, {name: values[name] for name in given}, train_steps)
+        presets = {name: value for name, value in {**method.presets(dataset.labels), **suited, **by_dataset}.items()
                    if name in fields and name not in given}
         values |= presets
         if train_steps is not None:
-            if type(train_steps) is not int or not 0 < train_steps < 2 ** 53:
-                raise OptionError(f"train_steps={train_steps}: expected a positive number.")
             presets.pop("train_kimg", None)
             values["train_kimg"] = _checked("train_kimg", train_steps * values["batch"] / 1024, fields["train_kimg"])
-        width = values["image_size"] if dataset.folder or dataset.is_arrays else dataset.entry.width
+            given = {**given, "train_kimg": values["train_kimg"]}
+        width = values["image_size"] if dataset.path or dataset.is_arrays else dataset.entry.width
         values["scales"] = values["scales"] or default_scales(width)
         return cls._from_values(method, values, frozenset(given), frozenset(presets))
+
+    @staticmethod
+    def _suited(method: type[SSLModel], dataset: DatasetName, given: dict, train_steps: int | None) -> dict[str, Any]:
+        """Returns what suits own images whose name says nothing but where they are, and a ready network."""
+        arch, found = given.get("arch", ""), {}
+        if applications.is_application(arch):
+            found = applications.presets(arch, method, given)
+        if dataset.is_whole:
+            image_size = given.get("image_size", found.get("image_size"))
+            found = files.presets(files.listing(expand("dataset", dataset.path), dataset.is_csv), image_size) | found
+        if "train_kimg" not in found:
+            return found
+        length = given.get("train_kimg", found["train_kimg"])
+        if train_steps is not None:
+            length = train_steps * given.get("batch", found["batch"]) / 1024
+        return found | files.grid(length)
 
     @classmethod
     def _from_values(cls, method: type[SSLModel], values: dict, given: frozenset[str] = frozenset(),
@@ -309,6 +340,13 @@ class RunConfig:
             raise OptionError(f"mixed_precision={precision}: {self.method.__name__} needs changes of a pixel that half "
                               "precision rounds away; leave it off.")
         parse_augment(self.augmentation.augment).check_policies(self.dataset.entry.auto_augment)
+        if applications.is_application(self.network.arch):
+            applications.parse(self.network.arch)
+            if self.data.whiten:
+                raise OptionError(f"whiten=True: {self.network.arch} brings its own normalisation; leave it out.")
+        elif self.network.weights != "none":
+            raise OptionError(f"weights={self.network.weights}: {self.network.arch} starts from random weights; "
+                              "expected none, or a network such as --arch=keras:EfficientNetV2B0.")
         rerun = Path(self.data.rerun)
         if not self.data.train_dir or rerun.is_absolute() or ".." in rerun.parts:
             raise UserError(f"--train_dir={self.data.train_dir} --rerun={self.data.rerun}: expected a folder, and the "
@@ -323,9 +361,15 @@ class RunConfig:
         """Whether oneDNN computes this network right; TensorFlow has to be started without it otherwise.
 
         Of strided 1x1 convolutions between channels that are not multiples of 16, its filter gradients are wrong at
-        random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512.
+        random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512. Of
+        keras.applications only Xception has such convolutions.
         """
-        return bool(self.network.own_network) or self.network.filters % 16 == 0  # models warn of an own network
+        arch = self.network.arch
+        if self.network.own_network:  # models warn of it
+            return True
+        if applications.is_application(arch):
+            return applications.parse(arch)[0] not in applications.NARROW_STRIDES
+        return self.network.filters % 16 == 0
 
     @property
     def dataset(self) -> DatasetName:
@@ -347,9 +391,11 @@ class RunConfig:
     def with_data(self, data: SSLData) -> RunConfig:
         """Returns the configuration for images that a Python program has at hand."""
         values = self.values()
-        given = {name: values[name] for name in self.given} | {"train_kimg": self.training.train_kimg,
-                                                               "dataset": data.name}
-        if parse_name(data.name).is_arrays:
+        given = {name: values[name] for name in self.given} | {"dataset": data.name}
+        name = parse_name(data.name)
+        if not name.is_whole:
+            given["train_kimg"] = self.training.train_kimg
+        if name.path or name.is_arrays and not applications.is_application(self.network.arch):
             given["image_size"] = data.image_shape[1]
         if self.method.uses_all_labels and len(data.labeled) < int((data.labels >= 0).sum()) - data.num_valid:
             raise UserError(f"{self.method.__name__} uses all labels, but {data.name} has {len(data.labeled)} of them: "
@@ -382,21 +428,23 @@ class RunConfig:
         """Returns the folder of the run, laid out as the original's."""
         name, spec, augmentation = self.dataset, parse_augment(self.augmentation.augment), self.augmentation
         dataset = name.dataset
-        if name.folder:  # two folders of one name stay apart
-            path = expand("dataset", name.folder).resolve()
-            dataset = f"folder-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        labels = "all" if name.labels is None else name.labels
+        if name.path:
+            dataset = f"{dataset.split(':')[0]}-{_short(expand('dataset', name.path))}"
+        labels, valid = ("all" if name.labels is None else name.labels), "auto" if name.is_whole else name.valid
         middle = f"Augment_{spec.strong}"
         if spec.uses_ctaugment:
             middle = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
         if augmentation.own_strong:
             middle = f"Augment_{augmentation.own_strong}"
         values, replaced, own = self.values(), set(), []
+        values["arch"] = values["arch"].replace(":", "-")
+        if values["weights"] not in ("none", "imagenet"):
+            values["weights"] = _short(expand("weights", values["weights"]))
         if self.network.own_network:  # another network of the same name is to be noticed, so without its digest
             replaced, own = set(describe(NetworkOptions)), [f"network_{self.network.own_network.rpartition('-')[0]}"]
         settings = sorted(f"{option}{values[option]}" for option, field in self.fields(self.method).items()
                           if field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
                           and values[option] != field.default if option not in replaced)
         return (expand("train_dir", self.data.train_dir) / self.data.rerun /
-                f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{name.valid}".replace(os.sep, "_") / middle /
+                f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{valid}".replace(os.sep, "_") / middle /
                 "_".join([self.method.__name__, *own, *settings]).replace(os.sep, "_")[:MAX_NAME])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from libml import sources, splits
+from libml import files, sources, splits
 from libml.augment.augmenter import Augmenter
 from libml.config import expand
 from libml.datasets import DatasetName, parse_name
@@ -17,6 +18,9 @@ from libml.errors import UserError
 
 if TYPE_CHECKING:
     from libml.model import SSLModel
+
+DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
+VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of own labelled images, for validation, where every class has so many
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class SSLData:
         test_labels: [M] int64.
         class_names: one name per class.
         mirror: whether mirroring is part of the default weak augmentation.
-        notes: lines for the user to read.
+        notes: warnings for the user to read.
+        remarks: what was done with own images, one line each.
         calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
         calibration_classes: [K] int64, their classes.
     """
@@ -52,6 +57,7 @@ class SSLData:
     class_names: list[str]
     mirror: bool
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -69,6 +75,12 @@ class SSLData:
     def shift(self) -> int:
         """The default weak augmentation's padding: an eighth of the width (4 at 32x32, 12 at 96x96)."""
         return self.images.shape[2] // 8
+
+    @property
+    def label_prior(self) -> np.ndarray:
+        """The classes' shares among the labelled images, [classes], each counted once more than it is there."""
+        counts = np.bincount(self.labeled_classes, minlength=self.num_classes) + 1
+        return counts / counts.sum()
 
     @property
     def unlabeled(self) -> np.ndarray:
@@ -102,17 +114,41 @@ class SSLData:
         return {name: pair for name, pair in found.items() if len(pair[1])}
 
 
-def load(name: str, data_dir: str | Path = "~/tensorflow_datasets", image_size: int = 32) -> SSLData:
-    """Loads a dataset by name; `image_size` is used by folder datasets only."""
+def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | None = None) -> SSLData:
+    """Loads a dataset by name; `image_size` is that of own images, by default 32 or (folder:PATH) what suits them."""
     parsed = parse_name(name)
     data_dir = expand("data_dir", str(data_dir))
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
-    if parsed.folder:
-        source = sources.folder_source(expand("dataset", parsed.folder), image_size, data_dir, parsed.seed)
+    if parsed.path:
+        listing = files.listing(expand("dataset", parsed.path), parsed.is_csv)
+        size = image_size or (files.image_size(listing.pixels) if parsed.is_whole else 32)
+        source = sources.files_source(listing, size, data_dir, parsed.seed, parsed.is_whole)
     else:
         source = parsed.entry.load() if parsed.entry.load else sources.tfds_source(parsed.dataset, data_dir)
     return make_split(source, parsed)
+
+
+def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:
+    """Loads all images of path/train/<class>, path/unlabeled and path/test/<class>.
+
+    Args:
+        path: the folder. Without `test`, a fifth of the labelled images is held out.
+        image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
+        data_dir: where the decoded images are kept for the next time.
+    """
+    return load(f"folder:{os.fspath(path)}", data_dir, image_size)
+
+
+def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:
+    """Loads the images of a CSV file with rows file,label or file,label,split; an empty label means unlabelled.
+
+    Args:
+        path: the file; names in it are relative to its folder.
+        image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
+        data_dir: where the decoded images are kept for the next time.
+    """
+    return load(f"csv:{os.fspath(path)}", data_dir, image_size)
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
@@ -173,9 +209,9 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     """Chooses the labelled, validation and unlabelled images of a source."""
     num_known = int(np.sum(source.labels >= 0))
     num_classes = len(source.class_names)
-    notes = list(source.notes)
-    if name.valid >= len(source.labels):
-        raise UserError(f"{name} sets {name.valid} images aside for validation, but {name.dataset} has only "
+    notes, remarks, num_valid = list(source.notes), list(source.remarks), name.valid or 0
+    if num_valid >= len(source.labels):
+        raise UserError(f"{name} sets {num_valid} images aside for validation, but {name.dataset} has only "
                         f"{len(source.labels)} training images; leave some for training.")
     published = source.unlabeled_order is not None  # the original's rules to the letter
     labels = source.split_labels if published else np.asarray(source.labels[:num_known])
@@ -187,12 +223,16 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
         order = np.asarray(source.unlabeled_order)
     else:  # own data: images without a label follow after all those with one
         order = np.concatenate([splits.unlabeled_order(labels, frequencies), np.arange(num_known, len(source.labels))])
-        if name.valid >= num_known:
-            raise UserError(f"{name} sets {name.valid} images aside for validation, but only {num_known} have a label; "
+        if name.is_whole:
+            valid, remark = _own_validation(source, labels, name)
+            order, num_valid = np.concatenate([valid, order[~np.isin(order, valid)]]), len(valid)
+            remarks.append(remark)
+        if num_valid >= num_known:
+            raise UserError(f"{name} sets {num_valid} images aside for validation, but only {num_known} have a label; "
                             "leave some for training.")
         drawn = labels.copy()  # nor are labelled images drawn from those for validation
-        drawn[order[:name.valid]] = -1
-        num_known -= name.valid
+        drawn[order[:num_valid]] = -1
+        num_known -= num_valid
     if (name.labels or 0) > num_known:
         besides = "" if published else " besides those for validation"
         raise UserError(f"{name} asks for {name.labels} labels, but {name.dataset} has {num_known} labelled training "
@@ -209,13 +249,25 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     if unknown:
         notes.append(f"{unknown} labelled images of {name} are unlabelled ones that count as class 0, as in the "
                      "original program; only stl10 with 1000 labels uses the dataset's own labelled folds.")
-    shared = np.intersect1d(order[:name.valid], labeled).size
-    if shared and name.valid > 1:
-        notes.append(f"{shared} of the {name.valid} validation images of {name} are labelled training images too, as "
+    shared = np.intersect1d(order[:num_valid], labeled).size
+    if shared and num_valid > 1:
+        notes.append(f"{shared} of the {num_valid} validation images of {name} are labelled training images too, as "
                      "in the original program: validation accuracy is optimistic.")
     return SSLData(str(name), source.images, np.asarray(source.labels), labeled, source.split_labels[labeled], order,
-                   name.valid, source.test_images, np.asarray(source.test_labels), source.class_names, source.mirror,
-                   notes)
+                   num_valid, source.test_images, np.asarray(source.test_labels), source.class_names, source.mirror,
+                   notes, remarks)
+
+
+def _own_validation(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
+    """Returns the indices of the validation images of own data, and what to say about them."""
+    if source.valid is not None:
+        return source.valid, f"{len(source.valid)} images of its own are for validation."
+    fewest = int(np.bincount(labels, minlength=len(source.class_names)).min())
+    if fewest < VALID_MINIMUM:
+        return np.zeros(0, np.int64), (f"No image is set aside for validation: that needs {VALID_MINIMUM} labelled "
+                                       f"training images of every class, and one has {fewest}.")
+    held = splits.stratified_holdout(labels, VALID_SHARE, name.seed)
+    return held, f"{len(held)} of the labelled training images, a tenth of every class, are for validation."
 
 
 def hold_out(data: SSLData, share: float) -> SSLData:

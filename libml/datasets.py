@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from libml.sources import Source
 
 GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 or folder:PATH.1@all-100, where "
-           "<labels> is a number or `all`")
+           "<labels> is a number or `all`; or folder:PATH or csv:FILE alone")
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,33 @@ DATASETS: dict[str, Dataset] = {
 
 @dataclass(frozen=True)
 class DatasetName:
-    """The fields of a name such as cifar10.3@40-1; labels is None for `all`."""
+    """The fields of a name such as cifar10.3@40-1; labels is None for `all`, valid None where the data decide."""
 
     dataset: str
     seed: int
     labels: int | None
-    valid: int
+    valid: int | None
 
     def __str__(self) -> str:
+        if self.is_whole:
+            return self.dataset
         return f"{self.dataset}.{self.seed}@{'all' if self.labels is None else self.labels}-{self.valid}"
 
     @property
-    def folder(self) -> str:
-        """The path of a folder of images, "" for other datasets."""
-        return self.dataset.removeprefix("folder:") if self.dataset.startswith("folder:") else ""
+    def path(self) -> str:
+        """Where own images are: a folder or a CSV file, "" for other datasets."""
+        kind, _, path = self.dataset.partition(":")
+        return path if kind in ("folder", "csv") else ""
+
+    @property
+    def is_csv(self) -> bool:
+        """Whether the images are listed in a CSV file."""
+        return self.dataset.startswith("csv:")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all labels are used and the data decide how many are for validation."""
+        return self.valid is None
 
     @property
     def is_arrays(self) -> bool:
@@ -98,14 +111,20 @@ class DatasetName:
 
 
 def parse_name(text: str) -> DatasetName:
-    """Parses <dataset>.<seed>@<labels>-<valid>; the dataset's name may itself hold dots and slashes (folder:PATH)."""
+    """Parses <dataset>.<seed>@<labels>-<valid>; the dataset's name may itself hold dots and slashes (folder:PATH).
+
+    Own images may be named without the rest: all labels, and a split that suits them.
+    """
     match = re.fullmatch(r"(?P<dataset>.+)\.(?P<seed>\d{1,18})@(?P<labels>\d{1,18}|all)-(?P<valid>\d{1,18})", text)
+    if not match and re.match("(folder|csv):.", text) and not re.search(r"\.\d+@[^/]*$", text):
+        return DatasetName(text, 1, None, None)
     if not match:
         raise UserError(f"Malformed dataset name {text!r}: {GRAMMAR}.")
     labels = None if match["labels"] == "all" else int(match["labels"])
     name = DatasetName(match["dataset"], int(match["seed"]), labels, int(match["valid"]))
-    if name.dataset not in DATASETS and not name.folder and not name.is_arrays:
-        raise UserError(f"Unknown dataset {name.dataset!r} in {text!r}; there are {', '.join(DATASETS)}, folder:PATH.")
+    if name.dataset not in DATASETS and not name.path and not name.is_arrays:
+        raise UserError(f"Unknown dataset {name.dataset!r} in {text!r}; there are {', '.join(DATASETS)}, folder:PATH, "
+                        "csv:FILE.")
     if name.seed >= 2 ** 32:
         raise UserError(f"Split seed {name.seed} in {text!r} is too large; expected 0 to {2 ** 32 - 1}.")
     if labels == 0:

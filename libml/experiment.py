@@ -19,13 +19,14 @@ import tensorflow as tf
 
 import libml.data
 from libml import distribute, memory, models, own
+from libml.applications import is_application
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe, expand
 from libml.data import SSLData
 from libml.errors import UserError
 from libml.evaluate import Evaluator, evaluate_all
 from libml.keras_model import dtype_policy
-from libml.metrics import METRICS
+from libml.metrics import METRICS, per_class_accuracy
 from libml.model import SSLModel
 from libml.run import Run, RunFolder
 from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_seconds
@@ -33,8 +34,8 @@ from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_second
 __all__ = ["Evaluation", "Interrupted", "Result", "build", "evaluate", "find_checkpoint", "load", "train"]
 
 PAPER_KIMG = 65536
+MAX_CLASSES = 20  # listed by an evaluation
 MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
-DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Result:
 
 def load(config: RunConfig) -> SSLData:
     """Loads the images of a run."""
-    return libml.data.load(config.data.dataset, config.data.data_dir or DEFAULT_DATA_DIR, config.data.image_size)
+    options = config.data
+    return libml.data.load(options.dataset, options.data_dir or libml.data.DEFAULT_DATA_DIR, options.image_size)
 
 
 def parts(config: RunConfig, data: SSLData) -> SSLData:
@@ -72,6 +74,9 @@ def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, 
     if config.data.whiten:
         pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
         statistics = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    options = config.options
+    if options.p_unlabeled == "labels":
+        options = dataclasses.replace(options, p_unlabeled=",".join(map(str, data.label_prior)))
     with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
         if network is None:
             net = _build_network(config, data)
@@ -83,7 +88,7 @@ def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, 
         augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
                                    decay=augmentation.adecay, cutout=augmentation.cutout,
                                    policies=config.dataset.entry.auto_augment, own_strong=strong)
-        return config.method(net, data.num_classes, options=config.options, augmenter=augmenter, seed=seed,
+        return config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
                              total_images=config.training.total_images, image_statistics=statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
                              set_sizes=(len(data.labeled), len(data.unlabeled)),
@@ -98,7 +103,8 @@ def _build_network(config: RunConfig, data: SSLData) -> keras.Model:
     return models.build(network.arch, num_classes=data.num_classes, image_shape=data.image_shape,
                         filters=network.filters, repeat=network.repeat, scales=network.scales,
                         dropout=getattr(config.options, "dropout", 0.0), bn_momentum=network.bn_momentum,
-                        sync_bn=config.scale.sync_bn, seed=config.training.seed)
+                        sync_bn=config.scale.sync_bn, seed=config.training.seed, weights=network.weights,
+                        input_size=config.data.image_size)
 
 
 def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builder | None = None,
@@ -117,9 +123,11 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
     if network is None and not config.trusts_onednn and distribute.onednn_is_on():
-        raise UserError(f"filters={config.network.filters}: oneDNN, which TensorFlow uses here, computes some "
-                        "gradients wrong unless channels are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before "
-                        "TensorFlow is imported, or choose such a number.")
+        arch = config.network.arch
+        what = arch if is_application(arch) else f"filters={config.network.filters}"
+        raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
+                        "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
+                        "such a number.")
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):
@@ -134,12 +142,16 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
                 data = load(config)
             else:
                 config = config.with_data(data)
+            available = MAX_MEMORY if tf.config.list_physical_devices("GPU") else None
             if network is None:  # of another nothing is known yet
-                gpus = tf.config.list_physical_devices("GPU")
-                memory.check(config, data.image_shape, group.size, available=MAX_MEMORY if gpus else None)
-            divided = parts(config, data)
+                memory.check(config, data.image_shape, group.size, available)
+            divided, begun = parts(config, data), config
+            if config.network.weights != "none" and RunFolder(config.folder()).checkpoints():
+                begun = config.replace(weights="none")  # a checkpoint has them; the file may be gone
             with strategy.scope():
-                model = _build(config, divided, network, strong)
+                model = _build(begun, divided, network, strong)
+            if network is None:
+                memory.check(config, data.image_shape, group.size, available, model.network)
             config = own.describe(config, model, network, strong)
             folder = RunFolder(config.folder())
         distribute.check_same(strategy, {"own": [config.network.own_network, config.augmentation.own_strong]})
@@ -210,6 +222,8 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
         f"{f'{len(data.calibration)} calibration, ' * bool(len(data.calibration))}{len(data.unlabeled)} unlabelled, "
         f"{data.num_valid} validation, {len(data.test_labels)} test images of {'x'.join(map(str, data.image_shape))}, "
         f"{data.num_classes} classes")
+    for remark in data.remarks:
+        log(f"  data: {remark}")
     for title, options in config.groups(config.method).items():
         shown = [f"{name}={values[name]}{' (preset)' if name in config.presets else ''}" for name in describe(options)
                  if values[name] != ""]
@@ -251,21 +265,29 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Scores of both models of a checkpoint by tag; as text, a table."""
+    """Scores of both models of a checkpoint by tag, and test images per class; as text, tables."""
 
     title: str
     scores: dict[str, float]
+    class_counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         columns = [(f"{prefix.strip('/')} {metric.title}".strip(), metric, prefix) for prefix in ("", "/raw")
                    for metric in METRICS.values()]
-        lines = [self.title, f"{'':<16}" + "".join(f"{title:>14}" for title, *_ in columns)]
+        widths = [max(10, len(title) + 2) for title, *_ in columns]
+        lines = [self.title, f"{'':<16}" + "".join(f"{title:>{width}}" for (title, *_), width in
+                                                   zip(columns, widths, strict=True))]
         for part in ("train_labeled", "valid", "test"):
             suffix = "" if part == "test" else f"/{part}"
             if f"accuracy{suffix}" in self.scores:
                 lines.append(f"{part:<16}" + "".join(
-                    f"{self.scores[metric.name + prefix + suffix]:>14.{metric.digits}f}"
-                    for _, metric, prefix in columns))
+                    f"{self.scores[metric.name + prefix + suffix]:>{width}.{metric.digits}f}"
+                    for (_, metric, prefix), width in zip(columns, widths, strict=True)))
+        worst = sorted(self.class_counts, key=lambda name: self.scores[f"accuracy/class/{name}"])
+        if worst:
+            lines.append(f"test accuracy by class, {'worst first' if len(worst) <= MAX_CLASSES else 'the worst'}:")
+        for name in worst[:MAX_CLASSES]:
+            lines.append(f"  {name:<30} {self.scores[f'accuracy/class/{name}']:>6.2f} % of {self.class_counts[name]}")
         return "\n".join(lines)
 
 
@@ -299,7 +321,7 @@ def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, ne
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
     data = parts(config, load(config) if data is None else data)
     memory.check(config, data.image_shape, available=MAX_MEMORY)
-    model = _build(config, data, network)
+    model = _build(config.replace(weights="none"), data, network)  # all weights are in the checkpoint
     own.describe(config, model, network, None)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
@@ -307,6 +329,11 @@ def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, ne
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {checkpoint} cannot be read as {config.method.__name__} on {config.data.dataset} "
                         f"({reason}).") from error
-    scores, *_ = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
+    scores, test, _ = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
+    counts = np.bincount(data.test_labels, minlength=data.num_classes)
+    for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):
+        if not np.isnan(value):
+            scores[f"accuracy/class/{name}"] = 100 * float(value)
     return Evaluation(f"{checkpoint}: {config.method.__name__} on {config.data.dataset}, "
-                      f"{int(model.updates.numpy())} updates", scores)
+                      f"{int(model.updates.numpy())} updates", scores,
+                      {name: int(count) for name, count in zip(data.class_names, counts, strict=True) if count})

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from libml.applications import is_application
 from libml.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,11 +18,18 @@ if TYPE_CHECKING:
 _MAPS = {"resnet": 7, "mcdropresnet": 7, "shake": 12, "cnn13": 2}
 
 
-def count(config: RunConfig, image_shape: Sequence[int]) -> int:
-    """Returns the bytes of weights (their averages, slots and gradients) and of the feature maps of one update."""
+def count(config: RunConfig, image_shape: Sequence[int], built: Any = None) -> int:
+    """Returns the bytes of weights (their averages, slots and gradients) and of the feature maps of one update.
+
+    Of a network of keras.applications only its layers tell: they count once it is `built`.
+    """
     network, options = config.network, config.options
     weights = maps = 0
-    if network.arch == "cnn13":
+    blocks: list[tuple[int, int, int]] = []
+    if is_application(network.arch):
+        if built is not None:
+            weights, maps = sum(math.prod(v.shape) for v in built.trainable_variables), built.count_features()
+    elif network.arch == "cnn13":
         blocks = [(scale, [1, 2, 4][scale], 3) for scale in range(3)]
     else:
         blocks = [(scale, 1 << scale, network.repeat) for scale in range(network.scales)]
@@ -42,16 +50,20 @@ def machine_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
     return min(sizes)
 
 
-def check(config: RunConfig, image_shape: Sequence[int], processes: int = 1, available: int | None = None) -> None:
+def check(config: RunConfig, image_shape: Sequence[int], processes: int = 1, available: int | None = None,
+          built: Any = None) -> None:
     """Raises UserError if a process of a run cannot fit into memory, this machine's unless another size is given."""
     if available is None:
         available = machine_memory()
-    needed = count(config, image_shape) // processes
+    needed = count(config, image_shape, built) // processes
     if needed > available:
+        network, size = config.network, image_shape[0]
+        what = f"filters={network.filters}, repeat={network.repeat}, scales={network.scales}"
+        if is_application(network.arch):
+            what, size = f"arch={network.arch}", config.data.image_size
         raise UserError(f"This run needs about {_gigabytes(needed)} of memory, and there are {_gigabytes(available)}: "
-                        f"batch={config.options.batch}, uratio={config.options.uratio}, filters="
-                        f"{config.network.filters}, repeat={config.network.repeat}, scales={config.network.scales} on "
-                        f"images of {image_shape[0]}x{image_shape[1]}. Make one of them smaller.")
+                        f"batch={config.options.batch}, uratio={config.options.uratio}, {what} on images of "
+                        f"{size}x{size}. Make one of them smaller.")
 
 
 def _gigabytes(size: int) -> str:

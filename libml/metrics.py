@@ -24,6 +24,21 @@ def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(hits.mean()) if len(hits) else float("nan")
 
 
+def per_class_accuracy(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Share [K] of each class's examples whose most probable class it is; NaN for a class without examples."""
+    hits = _hits(probabilities, labels)
+    classes = np.shape(probabilities)[1]
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return np.bincount(labels, weights=hits, minlength=classes) / np.bincount(labels, minlength=classes)
+
+
+def balanced_accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Mean accuracy of the classes that have examples, each counting alike; NaN without examples."""
+    found = per_class_accuracy(probabilities, labels)
+    known = found[~np.isnan(found)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
 def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> Reliability:
     """Count, accuracy and confidence in equal bins of the top probability, closed on the left, the last on both sides.
 
@@ -87,6 +102,8 @@ METRICS = {metric.name: metric for metric in (
     Metric("ece", "ECE", 3, expected_calibration_error),
     Metric("nll", "NLL", 3, negative_log_likelihood),
     Metric("brier", "Brier score", 3, brier_score),
+    Metric("balanced_accuracy", "balanced accuracy", 2,
+           lambda probabilities, labels: 100 * balanced_accuracy(probabilities, labels), "%"),
 )}
 ERROR = Metric("error", "error", 2, lambda probabilities, labels: 100 - 100 * accuracy(probabilities, labels), "%")
 

@@ -47,6 +47,8 @@ def _warn_of_onednn(network: keras.Model) -> None:
     """See `RunConfig.trusts_onednn`."""
     from libml import distribute  # needs TensorFlow
 
+    if getattr(network, "trusts_onednn", False):
+        return
     channels = {size for v in network.trainable_variables if v.name == "kernel" and len(v.shape) == 4
                 for size in v.shape[2:]} - {1, 3}  # grey and coloured images
     if any(size % 16 for size in channels) and distribute.onednn_is_on():
@@ -197,7 +199,8 @@ class SharedOptions:
                        above=0, named=True)
     wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over the kernels", low=0, named=True)
     ema: float = option(0.999, "decay of the average of the weights that is evaluated", low=0, high=1)
-    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated; uniform by default",
+    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated, or `labels`: the shares "
+                             "of the labelled images, each class counted once more; uniform by default",
                              needs="alignment")
 
 
@@ -347,7 +350,7 @@ class SSLModel(KerasModel):
         """Returns groups of weights by name, each weight in one of them; the log's learning rate is the first one's."""
         return {"all": self.group(self.network.trainable_variables)}
 
-    def group(self, variables: Sequence, *, decays: Callable[[Any], bool] = lambda v: v.name == "kernel",
+    def group(self, variables: Sequence, *, decays: Callable[[Any], bool] = lambda v: v.name.endswith("kernel"),
               **changes) -> Group:
         """Returns the group of some of the network's variables, trained as the class says but for `changes`."""
         own = {id(v) for v in variables}

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from libml.applications import is_application
 from libml.config import default_scales
 from libml.errors import UserError
 from libml.keras_model import PACKAGE, dtype_policy
@@ -132,7 +133,8 @@ class _Network(keras.Model):
 
     def get_config(self):
         """The arguments of `build`, and the precision."""
-        return {"dtype_policy": self.dtype_policy.name, **vars(self.settings)}
+        # Whoever makes it again has its weights, too.
+        return {"dtype_policy": self.dtype_policy.name, **vars(self.settings), "weights": "none"}
 
     @classmethod
     def from_config(cls, config):
@@ -480,21 +482,33 @@ ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
 
 def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
           scales: int | None = None, dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False,
-          seed: int | None = None) -> keras.Model:
-    """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights."""
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
-    if scales is None:
-        scales = default_scales(image_shape[1])
-    if min(scales, repeat, filters) < 1:
-        raise ValueError(f"Network sizes must be at least 1; got scales={scales}, repeat={repeat}, filters={filters}.")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"The dropout rate must be in [0, 1); got {dropout}.")
-    sizes = dict(num_classes=num_classes, image_shape=tuple(image_shape), filters=filters, repeat=repeat, scales=scales,
-                 dropout=dropout)
-    network = ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), **sizes)
-    network.image_shape = tuple(image_shape)
-    network.settings = SimpleNamespace(arch=arch, **sizes, bn_momentum=bn_momentum, sync_bn=sync_bn, seed=seed)
+          seed: int | None = None, weights: str = "none", input_size: int = 0) -> keras.Model:
+    """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights.
+
+    `weights` and `input_size` are those of networks of keras.applications, keras:NAME: see `libml.pretrained.build`.
+    """
+    settings = dict(arch=arch, num_classes=num_classes, image_shape=tuple(image_shape), filters=filters, repeat=repeat,
+                    scales=scales, dropout=dropout, bn_momentum=bn_momentum, sync_bn=sync_bn, seed=seed,
+                    weights=weights, input_size=input_size)
+    if is_application(arch):
+        from libml import pretrained  # which needs the classes above
+
+        network = pretrained.build(arch, num_classes=num_classes, image_shape=image_shape, input_size=input_size,
+                                   weights=weights, dropout=dropout, bn_momentum=bn_momentum, sync_bn=sync_bn,
+                                   seed=seed)
+    else:
+        if arch not in ARCHITECTURES:
+            raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
+        scales = default_scales(image_shape[1]) if scales is None else scales
+        if min(scales, repeat, filters) < 1:
+            raise ValueError(f"Network sizes must be at least 1; got scales={scales}, repeat={repeat}, "
+                             f"filters={filters}.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"The dropout rate must be in [0, 1); got {dropout}.")
+        network = ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), num_classes=num_classes,
+                                      image_shape=tuple(image_shape), filters=filters, repeat=repeat, scales=scales,
+                                      dropout=dropout)
+    network.image_shape, network.settings = tuple(image_shape), SimpleNamespace(**settings)
     return network
 
 

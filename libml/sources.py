@@ -1,5 +1,6 @@
 """Where images come from: TFDS, the embedded digits, folders of image files. Decoded once, then memory-mapped."""
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,11 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from libml import cache, splits
+from libml import cache, files, splits
 from libml.datasets import DATASETS, Dataset
 from libml.errors import UserError
 
 CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change their meaning
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 
 
 @dataclass
@@ -34,7 +34,9 @@ class Source:
             splits; None for the user's own images.
         frequencies: [classes] wanted class shares; from the labels when None.
         folds: [folds, 1000] predefined labelled sets (STL-10), or None.
-        notes: one line each, for the user to read.
+        notes: one line each, warnings for the user to read.
+        remarks: one line each, what was done as it is meant to be.
+        valid: indices of the images that the user has chosen for validation, or None.
     """
 
     images: np.ndarray
@@ -47,6 +49,8 @@ class Source:
     frequencies: np.ndarray | None = None
     folds: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    valid: np.ndarray | None = None
 
     @property
     def split_labels(self) -> np.ndarray:
@@ -76,8 +80,8 @@ def pad_square(images: np.ndarray, size: int) -> np.ndarray:
 def resize(image: Image.Image, size: int) -> np.ndarray:
     """Resizes one Pillow image to size x size, upright, to RGB uint8; 16-bit images keep their upper 8 bits."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
+        image = Image.fromarray(np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8))
     return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
 
 
@@ -202,75 +206,51 @@ def _readable(batches: Iterator[dict], name: str) -> Iterator[dict]:
                         "with cssl-data.") from error
 
 
-def folder_source(path: Path, image_size: int, data_dir: Path, seed: int) -> Source:
-    """Returns the images below path/train/<class>, path/unlabeled and path/test/<class>, resized to a square.
+def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
+    """Returns the images of a listing, resized to a square.
 
-    Without `test`, a fifth of every class is held out, chosen by the split's seed.
+    Without test images, a fifth of every class is held out, chosen by the split's seed. Validation images of the
+    listing are used if it is taken as a `whole`.
     """
-    files = _list_folder(path)
-    listing = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns)
-               for part in files.values() for _, file in part]
-    digest = hashlib.sha256(repr(("upright", str(path.resolve()), image_size, listing)).encode()).hexdigest()[:16]
+    path, parts = listing.path, listing.parts
+    if not whole:
+        parts = {**parts, "valid": []}
+    inside = path.parent if path.is_file() else path
+    contents = [(os.path.relpath(file, inside), file.stat().st_size, file.stat().st_mtime_ns)
+                for part in parts.values() for _, file in part]
+    facts = ["upright", str(path.resolve()), image_size, contents]
+    if path.is_file():  # in folders, the files' names tell
+        facts.append([[name for name, _ in part] for part in parts.values()])
+    digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
     location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
-    arrays, meta = cache.read_or_build(location, lambda writer: _decode_folder(path, files, image_size, writer))
-    names, notes = meta["class_names"], list(meta["notes"])
-    loose = [str(file) for part in ("train", "test") for file in path.glob(f"{part}/*") if _is_image(file)]
-    if loose:
-        notes.append(f"{len(loose)} images are in no class folder and are not used: {', '.join(sorted(loose)[:3])}"
-                     f"{', …' if len(loose) > 3 else ''}")
+    arrays, meta = cache.read_or_build(
+        location, lambda writer: _decode_files(path.name, parts, listing.class_names, image_size, writer))
+    names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [files.describe(listing)]
     images, labels = arrays["images"], np.array(arrays["labels"])
     test_images, test_labels = arrays["test_images"], arrays["test_labels"]
-    if len(names) < 2:
-        raise UserError(f"{path / 'train'} has one class folder, {names[0]!r}; a classifier needs at least two.")
-    present = np.bincount(labels[labels >= 0], minlength=len(names))
+    valid = np.arange(len(labels)) < meta.get("num_valid", 0)
+    present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
     if (present == 0).any():
-        raise UserError(f"{path / 'train'} has no readable image of class {names[int(np.argmin(present))]!r}. "
-                        "Add some, or remove that class folder.")
-    if not meta["has_test"]:
-        held = splits.stratified_holdout(labels[labels >= 0], 0.2, seed)  # labelled files come first
+        raise UserError(f"{path if path.is_file() else path / 'train'} has no readable image of class "
+                        f"{names[int(np.argmin(present))]!r}. Add some, or remove that class.")
+    if not parts["test"]:
+        held = np.flatnonzero(~valid & (labels >= 0))
+        held = held[splits.stratified_holdout(labels[held], 0.2, seed)]
         test_images, test_labels = images[held], labels[held]
         keep = np.setdiff1d(np.arange(len(labels)), held)
-        images, labels = images[keep], labels[keep]
-        notes.append(f"{path} has no `test` folder: {len(held)} of its labelled images are held out as test set.")
+        images, labels, valid = images[keep], labels[keep], valid[keep]
+        what = "`test` rows" if path.is_file() else "`test` folder"
+        (remarks if whole else notes).append(
+            f"{path} has no {what}: {len(held)} of its labelled images are held out as test set.")
     if not len(test_labels):
-        raise UserError(f"{path} leaves no test image: put some into {path / 'test'}/<class>, or give at least one "
-                        "class two images, so that one can be held out.")
-    return Source(images, labels, test_images, test_labels, names, notes=notes)
-
-
-def _list_folder(path: Path) -> dict[str, list[tuple[str, Path]]]:
-    """Returns (class name, file) pairs of the three parts, in a stable order."""
-    if not (path / "train").is_dir():
-        raise UserError(f"{path} has no folder `train`. Expected {path}/train/<class>/*.png or *.jpg, optionally "
-                        f"{path}/unlabeled/** and {path}/test/<class>/*.")
-
-    def by_class(part: str) -> list[tuple[str, Path]]:
-        classes = sorted(entry for entry in (path / part).iterdir() if entry.is_dir())
-        return [(entry.name, file) for entry in classes for file in _image_files(entry)]
-
-    parts = {"train": by_class("train"),
-             "unlabeled": [("", file) for file in _image_files(path / "unlabeled")],
-             "test": by_class("test") if (path / "test").is_dir() else []}
-    if not parts["train"]:
-        raise UserError(f"{path / 'train'} holds no image in class folders. Expected {path}/train/<class>/*.png "
-                        "or *.jpg.")
-    for entry in sorted((path / "train").iterdir()):
-        if entry.is_dir() and not any(name == entry.name for name, _ in parts["train"]):
-            raise UserError(f"The class folder {entry} holds no image (.png, .jpg). Add some, or remove the folder.")
-    only_test = sorted({name for name, _ in parts["test"]} - {name for name, _ in parts["train"]})
-    if only_test:
-        raise UserError(f"Class {only_test[0]!r} has images in {path / 'test'} but none in {path / 'train'}. "
-                        "Add training images of it, or remove it from the test folder.")
-    return parts
-
-
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
-
-
-def _image_files(folder: Path) -> list[Path]:
-    """The images below a folder; hidden files, which systems leave behind, are none."""
-    return sorted(filter(_is_image, folder.rglob("*")))
+        where = "give some rows the split `test`" if path.is_file() else f"put some into {path / 'test'}/<class>"
+        raise UserError(f"{path} leaves no test image: {where}, or give at least one class two images, so that one can "
+                        "be held out.")
+    if not whole and listing.parts["valid"]:
+        notes.append(f"{len(listing.parts['valid'])} validation images of {path} are not used: the dataset's name says "
+                     "how many training images to take instead.")
+    return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks,
+                  valid=np.flatnonzero(valid) if parts["valid"] else None)
 
 
 def _decode_file(file: Path, size: int) -> np.ndarray | None:
@@ -282,26 +262,27 @@ def _decode_file(file: Path, size: int) -> np.ndarray | None:
         return None
 
 
-def _decode_folder(path: Path, files: dict, size: int, writer: cache.Writer) -> None:
-    names = sorted({name for name, _ in files["train"]})
+def _decode_files(title: str, parts: dict[str, list[tuple[str, Path]]], names: list[str], size: int,
+                  writer: cache.Writer) -> None:
+    """Stores training images (validation, labelled, unlabelled ones) and test images; unreadable ones are left out."""
     classes = {name: c for c, name in enumerate(names)} | {"": -1}
     unreadable = []
-    for prefix, part in (("", files["train"] + files["unlabeled"]), ("test_", files["test"])):
+    for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
         images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), list[int]()
-        with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {path.name}", unit="img",
+        with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {title}", unit="img",
                                                 disable=None) as bar:
             decoded = pool.map(lambda pair: _decode_file(pair[1], size), part)
-            for (name, file), pixels in zip(part, decoded, strict=True):
+            for i, ((name, file), pixels) in enumerate(zip(part, decoded, strict=True)):
                 if pixels is None:
                     unreadable.append(str(file))
                 else:
                     images[len(labels)] = pixels
                     labels.append(classes[name])
+                if not prefix and i + 1 == len(parts["valid"]):
+                    writer.meta["num_valid"] = len(labels)
                 bar.update()
         if len(labels) < len(part):
             writer.add(f"{prefix}images", np.array(images[:len(labels)]))
         writer.add(f"{prefix}labels", np.array(labels, np.int64))
-    notes = []
-    if unreadable:
-        notes.append(f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable)}")
-    writer.meta.update(class_names=names, notes=notes, has_test=bool(files["test"]))
+    writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable)}"]
+                            if unreadable else [])

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss
+from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
 
 from libml import metrics
 
@@ -99,6 +99,20 @@ def test_nll_and_brier_against_scikit_learn_and_loops():
     assert metrics.brier_score(exact, labels) == pytest.approx(loop, rel=1e-12)
 
 
+def test_accuracy_of_each_class_against_scikit_learn():
+    probabilities, labels = random_predictions(classes=7)
+    labels = np.where(labels == 3, 5, labels) // 2  # uneven classes; 3 of 7 have no example
+    found = metrics.per_class_accuracy(probabilities, labels)
+    expected = recall_score(labels, probabilities.argmax(1), labels=range(4), average=None)
+    np.testing.assert_allclose(found[:4], expected, atol=1e-12)
+    assert np.isnan(found[4:]).all() and found.shape == (7,)
+    guesses = np.where(probabilities.argmax(1) < 4, probabilities.argmax(1), 0)
+    assert metrics.balanced_accuracy(np.eye(7)[guesses], labels) == pytest.approx(
+        balanced_accuracy_score(labels, guesses), abs=1e-12)
+    # Nine of one class, all right, and one of another, wrong: 90 % are right, half of the classes.
+    assert metrics.balanced_accuracy(np.eye(2)[[0] * 10], np.array([0] * 9 + [1])) == 0.5
+
+
 @pytest.mark.parametrize(("probabilities", "nll", "brier"), [
     (np.eye(4)[[1, 2]], 0, 0),  # certain and right
     (np.full((2, 4), 0.25), np.log(4), 0.75),  # uniform: (3/4)^2 + 3 (1/4)^2
@@ -114,7 +128,7 @@ def test_limits(probabilities, nll, brier):
 def test_scores_by_tag():
     predictions = random_predictions()
     found = metrics.scores(*predictions, "/raw/valid")
-    assert list(found) == [f"{name}/raw/valid" for name in ("accuracy", "ece", "nll", "brier")]
+    assert list(found) == [f"{name}/raw/valid" for name in ("accuracy", "ece", "nll", "brier", "balanced_accuracy")]
     assert found["accuracy/raw/valid"] == 100 * metrics.accuracy(*predictions)
 
 

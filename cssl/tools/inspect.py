@@ -63,7 +63,7 @@ def main() -> None:
     parser = tools.parser(__doc__)
     parser.add_argument("--dataset", required=True, help=GRAMMAR)
     parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")
-    parser.add_argument("--image_size", type=int, default=32, help="side to which folder images are resized")
+    parser.add_argument("--image_size", type=int, help="side to which own images are resized")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--png", type=Path, help="write a contact sheet of the labelled images")
     args = parser.parse_args()
@@ -74,6 +74,8 @@ def main() -> None:
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
     for note in dataset.notes:
         print(f"warning: {note}", file=sys.stderr)
+    for remark in dataset.remarks:
+        print(remark, file=sys.stderr)
     facts = describe(dataset)
     if args.json:
         print(json.dumps(facts))
