@@ -69,6 +69,12 @@ class SSLData:
         """Indices of the validation images."""
         return self.order[:self.num_valid]
 
+    def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns validation images and labels that nothing was trained on: the published splits let both sets meet."""
+        chosen = np.setdiff1d(self.valid, self.labeled)
+        chosen = chosen[self.labels[chosen] >= 0]
+        return self.images[chosen], self.labels[chosen]
+
     def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
         first = np.s_[:max_labeled]
@@ -76,6 +82,61 @@ class SSLData:
                  "valid": (self.images[self.valid], self.labels[self.valid]),
                  "test": (self.test_images, self.test_labels)}
         return {name: pair for name, pair in found.items() if len(pair[1])}
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a model has to know of its data: enough to rebuild it where the images are not.
+
+    Attributes:
+        class_names: one name per class.
+        image_shape: height, width, channels.
+        set_sizes: the numbers of labelled and unlabelled images.
+        mirror: whether mirroring is part of the default weak augmentation.
+        image_statistics: float32 mean and standard deviation per channel of images in [-1, 1], or None: no whitening.
+    """
+
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    set_sizes: tuple[int, int]
+    mirror: bool
+    image_statistics: tuple[np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, data: SSLData, image_statistics: tuple[np.ndarray, np.ndarray] | None) -> "DataFacts":
+        """Takes what a dataset says of itself."""
+        return cls(list(data.class_names), data.image_shape, (len(data.labeled), len(data.unlabeled)), data.mirror,
+                   image_statistics)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shift(self) -> int:
+        """The default weak augmentation's padding, as `SSLData.shift`."""
+        return self.image_shape[1] // 8
+
+    def to_dict(self) -> dict:
+        """Returns data.json; numbers keep their bits."""
+        statistics = self.image_statistics
+        return {"class_names": [str(name) for name in self.class_names], "image_shape": list(self.image_shape),
+                "set_sizes": list(self.set_sizes), "mirror": bool(self.mirror),
+                "image_statistics": None if statistics is None else [np.asarray(x).tolist() for x in statistics]}
+
+    @classmethod
+    def from_dict(cls, found: dict) -> "DataFacts":
+        """Reads data.json; ValueError, KeyError or TypeError if it is something else."""
+        statistics = found["image_statistics"]
+        if statistics is not None:
+            mean, deviation = (np.asarray(x, np.float32) for x in statistics)
+            statistics = mean, deviation
+        names, (height, width, channels), (labeled, unlabeled) = (
+            found["class_names"], map(int, found["image_shape"]), map(int, found["set_sizes"]))
+        if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"class_names is {names!r}")
+        return cls(names, (height, width, channels), (labeled, unlabeled), bool(found["mirror"]), statistics)
 
 
 def load(name: str, data_dir: str | Path, image_size: int = 32) -> SSLData:

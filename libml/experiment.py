@@ -21,7 +21,7 @@ import libml.data
 from libml import distribute, memory, models
 from libml.augment.augmenter import Augmenter
 from libml.config import RunConfig, describe, expand
-from libml.data import SSLData
+from libml.data import DataFacts, SSLData
 from libml.errors import UserError
 from libml.evaluate import Evaluator, evaluate_all
 from libml.metrics import METRICS
@@ -29,7 +29,8 @@ from libml.model import SSLModel
 from libml.run import Run, RunFolder
 from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_seconds
 
-__all__ = ["Evaluation", "Interrupted", "Result", "build", "evaluate", "find_checkpoint", "load", "train"]
+__all__ = ["Evaluation", "Interrupted", "Restored", "Result", "build", "evaluate", "find_checkpoint", "load",
+           "restore", "train"]
 
 PAPER_KIMG = 65536
 MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
@@ -58,13 +59,19 @@ def load(config: RunConfig) -> SSLData:
     return libml.data.load(config.data.dataset, config.data.data_dir or DEFAULT_DATA_DIR, config.data.image_size)
 
 
-def build(config: RunConfig, data: SSLData) -> SSLModel:
-    """Builds network, augmenter and model, for the strategy in whose scope this is called."""
-    network, augmentation, scale, seed = config.network, config.augmentation, config.scale, config.training.seed
+def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
+    """Returns what the model of a run has to know of its data."""
     statistics = None
     if config.data.whiten:
         pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
         statistics = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    return DataFacts.of(data, statistics)
+
+
+def build(config: RunConfig, data: SSLData | DataFacts) -> SSLModel:
+    """Builds network, augmenter and model, for the strategy in whose scope this is called."""
+    network, augmentation, scale, seed = config.network, config.augmentation, config.scale, config.training.seed
+    data = data if isinstance(data, DataFacts) else facts_of(config, data)
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(distribute.POLICIES[scale.mixed_precision])  # layers take the one they are made under
     try:
@@ -77,9 +84,9 @@ def build(config: RunConfig, data: SSLData) -> SSLModel:
                               depth=augmentation.adepth, threshold=augmentation.ath, decay=augmentation.adecay,
                               jit_compile=bool(tf.config.list_physical_devices("GPU")))
         return config.method(net, data.num_classes, options=config.options, augmenter=augmenter, seed=seed,
-                             total_images=config.training.total_images, image_statistics=statistics,
+                             total_images=config.training.total_images, image_statistics=data.image_statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
-                             set_sizes=(len(data.labeled), len(data.unlabeled)))
+                             set_sizes=data.set_sizes)
     finally:
         keras.config.set_dtype_policy(policy)
 
@@ -130,7 +137,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, hooks: Sequence[Hoo
         return Result(model, data, folder, folder.read())
 
 
-def _build(config: RunConfig, data: SSLData) -> SSLModel:
+def _build(config: RunConfig, data: SSLData | DataFacts) -> SSLModel:
     try:
         return build(config, data)
     except UserError:
@@ -259,17 +266,80 @@ def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
             from error
 
 
-def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None) -> Evaluation:
-    """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
-    data = load(config) if data is None else data
-    memory.check(config, data.image_shape, available=MAX_MEMORY)
-    model = _build(config, data)
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The model of a checkpoint, ready to predict, and what describes it."""
+
+    config: RunConfig
+    model: SSLModel
+    facts: DataFacts
+    checkpoint: str
+
+
+def _stored_facts(checkpoint: str) -> DataFacts | None:
+    """Reads args/data.json of the checkpoint's run; None for runs that have none."""
+    file = RunFolder(Path(checkpoint).parent.parent).data_facts
+    if not file.exists():
+        return None
+    try:
+        return DataFacts.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} does not describe a dataset ({type(error).__name__}: {error}). Delete it, and the "
+                        "dataset itself is loaded instead.") from error
+
+
+def check_fits(facts: DataFacts, data: SSLData) -> None:
+    """Raises UserError if images or classes are not those that a model was trained for; unnamed ones may be any."""
+    if data.image_shape != facts.image_shape:
+        raise UserError(f"{data.name} has images of {data.image_shape}, the model was trained on images of "
+                        f"{facts.image_shape}: use images of that size.")
+    unnamed = [str(number) for number in range(facts.num_classes)]
+    if data.num_classes != facts.num_classes or (
+            data.class_names != facts.class_names and unnamed not in (data.class_names, facts.class_names)):
+        raise UserError(f"The classes of {data.name} do not match those of the model: {_abridged(data.class_names)} "
+                        f"instead of {_abridged(facts.class_names)}. Use the classes that it was trained for.")
+
+
+def _abridged(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
+
+
+def images_of(restored: Restored) -> SSLData:
+    """Loads the images of a restored run; UserError if they have changed since it was trained."""
+    data = load(restored.config)
+    check_fits(restored.facts, data)
+    return data
+
+
+def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None) -> Restored:
+    """Rebuilds a model and reads its weights from a checkpoint, by its prefix; needs no image where the run's folder
+    describes its data.
+
+    Args:
+        config: the run's.
+        checkpoint: prefix of the checkpoint's files.
+        data: images for which the model is meant, if they are at hand: refused if they do not fit it.
+    """
+    facts = _stored_facts(checkpoint)
+    if facts is None:
+        facts = facts_of(config, load(config) if data is None else data)
+    elif data is not None:
+        check_fits(facts, data)
+    memory.check(config, facts.image_shape, available=MAX_MEMORY)
+    model = _build(config, facts)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {checkpoint} cannot be read as {config.method.__name__} on {config.data.dataset} "
                         f"({reason}).") from error
+    return Restored(config, model, facts, checkpoint)
+
+
+def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None) -> Evaluation:
+    """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
+    data = load(config) if data is None else data
+    model = restore(config, checkpoint, data).model
     scores, *_ = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
     return Evaluation(f"{checkpoint}: {config.method.__name__} on {config.data.dataset}, "
                       f"{int(model.updates.numpy())} updates", scores)
