@@ -215,7 +215,7 @@ def plot_captioned(images: Sequence[np.ndarray], captions: Sequence[str], column
         axis.set_axis_off()
     for axis, image, caption in zip(axes.flat, images, captions, strict=False):
         axis.imshow(image, interpolation="nearest")
-        axis.text(0.5, -0.03, caption, transform=axis.transAxes, fontsize="xx-small", ha="center", va="top",
+        axis.text(0.5, -0.03, caption, transform=axis.transAxes, fontsize="x-small", ha="center", va="top",
                   parse_math=False)
     return figure
 

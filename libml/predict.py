@@ -133,6 +133,9 @@ class Classifier:
 
     def __call__(self, images: np.ndarray, batch: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and probabilities [N, C] of uint8 images [N, H, W, 3], in padded batches of one shape."""
+        if images.dtype != np.uint8 or images.shape[1:] != self.image_shape:
+            raise UserError(f"Images are {images.dtype} of shape {list(images.shape)}; expected uint8 of shape "
+                            f"{['N', *self.image_shape]}.")
         size = batch or batch_size(len(images))
         found = [np.zeros((0, 2, len(self.class_names)), np.float32)]
         for start in range(0, len(images), size):
@@ -191,19 +194,24 @@ class Predictions:
         """One dictionary per file: file, class, probability, and on request the distribution and both kinds of set."""
         names = self.classifier.class_names
         records: list[dict[str, Any]] = [
-            {"file": file, "class": name, "probability": float(p.max())}
+            {"file": file, "class": name, "probability": _shortest(p.max())}
             for file, name, p in zip(self.files, self.classes, self.probabilities, strict=True)]
         if credal:
             for record, y, alpha in zip(records, *self.credal(), strict=True):
-                record |= {"credal_class": names[y], "alpha": float(alpha),
+                record |= {"credal_class": names[y], "alpha": _shortest(alpha),
                            "credal_set": f"p({names[y]}) >= {1 - alpha:.4g}"}
         if coverage is not None:
             for record, members in zip(records, self.sets(coverage), strict=True):
                 record["set"] = members
         if whole:
             for record, p in zip(records, self.probabilities, strict=True):
-                record["probabilities"] = dict(zip(names, p.tolist(), strict=True))
+                record["probabilities"] = dict(zip(names, map(_shortest, p), strict=True))
         return records
+
+
+def _shortest(value: np.floating) -> float:
+    """The number with the fewest digits that is this float32."""
+    return float(str(value))
 
 
 def find_files(places: Iterable[str | Path]) -> list[Path]:

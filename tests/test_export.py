@@ -2,14 +2,17 @@
 import io
 import json
 import math
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ENVIRONMENT
+from conftest import ENVIRONMENT, ROOT
 from PIL import Image
 
 import cssl
@@ -238,6 +241,27 @@ def test_half_precision_is_exported_in_float32(tmp_path):
     np.testing.assert_allclose(single.infer(x), expected, atol=1e-5)
     assert 1e-5 < np.abs(model.infer(x) - expected).max() < 0.1  # half precision is seen, and is no other model
     assert {layer.compute_dtype for layer in single.network.blocks} == {"float32"}
+
+
+def test_the_document_runs_as_written(shipped, program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, place in {"RUN": shipped.run, "photos": shipped.images / "test",
+                        "photo.png": predict.find_files([shipped.images])[0]}.items():
+        Path(name).symlink_to(place)
+    text = (ROOT / "docs/predict_export.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S)
+    mains = {"scripts/predict.py": predict_tool.main, "scripts/export.py": tool.main}
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "docs/predict_export.md", "exec"), {})
+        else:
+            for line in block.splitlines():
+                python, script, *arguments = shlex.split(line)
+                assert python == "python" and program(mains[script], *arguments)
+    assert Path("predictions.csv").read_text().startswith("file,class,probability\nphotos/")
+    assert len(blocks) == 6 and Path("uncertain.png").exists()
+    assert {path.name for path in Path("model").iterdir()} == {
+        "saved_model", "model.keras", "model.tflite", "classes.json", "export.json"}
 
 
 # Resizing as Pillow does it.

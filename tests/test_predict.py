@@ -88,15 +88,15 @@ def test_the_tables_columns(shipped, predictions, program, tmp_path):
     found = rows(program(tool.main, shipped.run, folder, "--all").stdout)
     assert list(found[0])[:3] == ["file", "class", "probability"]
     assert list(found[0])[3:] == [f"p_{name}" for name in predictions.classifier.class_names]
-    np.testing.assert_array_equal([[float(row[f"p_{name}"]) for name in predictions.classifier.class_names]
-                                   for row in found], predictions.probabilities)
+    np.testing.assert_array_equal([[np.float32(row[f"p_{name}"]) for name in predictions.classifier.class_names]
+                                   for row in found], predictions.probabilities)  # short, and yet exact
     assert [row["class"] for row in found] == predictions.classes
     program(tool.main, shipped.run, folder, "--all", f"--csv={tmp_path / 'x.csv'}")
     assert rows((tmp_path / "x.csv").read_text()) == found
     listed = json.loads(program(tool.main, shipped.run, folder, "--json", "--sort=uncertainty").stdout)
     certain = [record["probability"] for record in listed]
     assert certain == sorted(certain) and {record["file"] for record in listed} == set(predictions.files)
-    assert certain[0] == predictions.probabilities.max(1).min()
+    assert np.float32(certain[0]) == predictions.probabilities.max(1).min()
 
 
 def test_credal_sets_are_those_of_training(shipped, predictions, program):
@@ -250,6 +250,12 @@ def test_batches_of_one_shape():
     assert shapes == [(256, 2, 2, 3)] * 3
     np.testing.assert_array_equal(logits, images[:, 0, 0, :2])
     np.testing.assert_array_equal(probabilities, images[:, 0, 0, 1:])
+
+
+def test_arrays_must_be_images_of_the_models_size(predictions):
+    for images in (np.zeros((2, 16, 16, 3), np.float32), np.zeros((2, 32, 32, 3), np.uint8), np.zeros(5)):
+        with pytest.raises(UserError, match=r"expected uint8 of shape \['N', 16, 16, 3\]"):
+            predictions.classifier(images)
 
 
 def test_the_sheet_shows_the_most_uncertain(shipped, program, tmp_path, monkeypatch):
