@@ -9,6 +9,8 @@ import json
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +258,17 @@ def require_onnx() -> Any:
     return tf2onnx
 
 
+def run_saved_model(folder: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
+    """Runs a SavedModel of ours on uint8 images."""
+    loaded = tf.saved_model.load(str(folder))
+    return loaded.signatures["images"](images=tf.constant(images))
+
+
+def run_keras(file: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
+    """Runs a .keras file of ours on uint8 images."""
+    return keras.models.load_model(file)(images)
+
+
 def write_tflite(plain: keras.Model, file: Path) -> None:
     """Converts to TFLite, in float32."""
     with contextlib.redirect_stdout(io.StringIO()):  # Keras prints a page about what it does on the way
@@ -342,23 +355,22 @@ def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | N
         "credal": dataclasses.asdict(CredalRule.of(model)), "conformity_scores": calibrated.conformity_scores,
         "largest_difference_of_a_probability": differences,
         **{key: environment[key] for key in ("commit", "tensorflow", "keras")}}
+    serving = Serving(model, facts.class_names, facts.image_shape, temperature)
+    forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
+        SAVED_MODEL: (serving.save, run_saved_model), KERAS: (plain.save, run_keras),
+        TFLITE: (partial(write_tflite, plain), run_tflite)}
+    if onnx:
+        forms[ONNX] = partial(write_onnx, plain), run_onnx
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         place.chmod(0o755)
     try:
-        with writing(place):
-            Serving(model, facts.class_names, facts.image_shape, temperature).save(place / SAVED_MODEL)
-            plain.save(place / KERAS)
-            write_tflite(plain, place / TFLITE)
-            if onnx:
-                write_onnx(plain, place / ONNX)
-        found = {SAVED_MODEL: tf.saved_model.load(str(place / SAVED_MODEL)).signatures["images"](
-                     images=tf.constant(sample)),
-                 KERAS: keras.models.load_model(place / KERAS)(sample), TFLITE: run_tflite(place / TFLITE, sample)}
-        if onnx and importlib.util.find_spec("onnxruntime"):
-            found[ONNX] = run_onnx(place / ONNX, sample)
-        differences |= {name: _difference(name, output["probabilities"], expected) for name, output in found.items()}
+        for name, (write, run_form) in forms.items():
+            with writing(place):
+                write(place / name)
+            if name != ONNX or importlib.util.find_spec("onnxruntime"):
+                differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
         write_text(place / CLASSES, json.dumps(facts.class_names, indent=1) + "\n")
         write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")
         with writing(folder):
