@@ -332,6 +332,25 @@ def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | N
         require_onnx()
     if temperature is not None and not calibration.LOWEST <= temperature <= calibration.HIGHEST:
         raise UserError(f"temperature={temperature}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        place.chmod(0o755)
+    try:
+        described = _write(restored, place, run, data, temperature, onnx)
+        with writing(folder):
+            _move(place, folder)
+    except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
+        raise UserError(f"Cannot write {folder} ({str(error.message).splitlines()[0][:200]}). Name a writable place "
+                        "with free space.") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return described
+
+
+def _write(restored: Restored, place: Path, run: str, data: SSLData | None, temperature: float | None,
+           onnx: bool) -> dict:
+    """Calibrates, writes all files, and compares each with the run."""
     model, facts, config = restored.model, restored.facts, restored.config
     classifier = Classifier.of_run(restored, data)
     try:
@@ -345,8 +364,19 @@ def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | N
     expected = calibration.probabilities(classifier(sample)[0], temperature)
     use_averages(model)
     plain = plain_model(model, facts.image_shape, temperature)
+    serving = Serving(model, facts.class_names, facts.image_shape, temperature)
+    forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
+        SAVED_MODEL: (serving.save, run_saved_model), KERAS: (plain.save, run_keras),
+        TFLITE: (partial(write_tflite, plain), run_tflite)}
+    if onnx:
+        forms[ONNX] = partial(write_onnx, plain), run_onnx
+    differences = {}
+    for name, (write, run_form) in forms.items():
+        with writing(place):
+            write(place / name)
+        if name != ONNX or importlib.util.find_spec("onnxruntime"):
+            differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
     environment = environment_facts()
-    differences: dict[str, float] = {}
     described = {
         "format": FORMAT, "class_names": facts.class_names, "image_shape": list(facts.image_shape),
         "method": config.method.__name__, "dataset": config.data.dataset, "run": run,
@@ -355,31 +385,8 @@ def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | N
         "credal": dataclasses.asdict(CredalRule.of(model)), "conformity_scores": calibrated.conformity_scores,
         "largest_difference_of_a_probability": differences,
         **{key: environment[key] for key in ("commit", "tensorflow", "keras")}}
-    serving = Serving(model, facts.class_names, facts.image_shape, temperature)
-    forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
-        SAVED_MODEL: (serving.save, run_saved_model), KERAS: (plain.save, run_keras),
-        TFLITE: (partial(write_tflite, plain), run_tflite)}
-    if onnx:
-        forms[ONNX] = partial(write_onnx, plain), run_onnx
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-        place.chmod(0o755)
-    try:
-        for name, (write, run_form) in forms.items():
-            with writing(place):
-                write(place / name)
-            if name != ONNX or importlib.util.find_spec("onnxruntime"):
-                differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
-        write_text(place / CLASSES, json.dumps(facts.class_names, indent=1) + "\n")
-        write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")
-        with writing(folder):
-            _move(place, folder)
-    except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
-        raise UserError(f"Cannot write {folder} ({str(error.message).splitlines()[0][:200]}). Name a writable place "
-                        "with free space.") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    write_text(place / CLASSES, json.dumps(facts.class_names, indent=1) + "\n")
+    write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")
     return described
 
 

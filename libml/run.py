@@ -65,6 +65,15 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
             raise
 
 
+def check_writable(path: Path) -> None:
+    """Raises UserError if a file cannot be written there: before hours are spent on what is to be in it."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it.")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a text file atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))

@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import math
+import os
 import runpy
 import shutil
 from pathlib import Path
@@ -221,6 +222,15 @@ def test_unreadable_files_are_listed_and_the_others_stay_in_order(shipped, predi
     assert "None of the 1 files" in program(tool.main, shipped.run, tmp_path / "notes.txt", code=2).stderr
 
 
+def test_names_of_files_keep_their_bytes(shipped, predictions, program, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9, \"new\".png"
+    shutil.copy(predictions.files[0], odd)
+    program(tool.main, shipped.run, os.fsdecode(odd), f"--csv={tmp_path / 'x.csv'}", f"--sheet={tmp_path / 'x.png'}")
+    with open(tmp_path / "x.csv", encoding="utf-8", errors="surrogateescape") as file:
+        assert [os.fsencode(row["file"]) for row in csv.DictReader(file)] == [odd]
+    assert "caf" in program(tool.main, shipped.run, os.fsdecode(odd), "--json").stdout
+
+
 def test_images_of_any_size_and_kind_are_resized_as_training_folders(shipped, tmp_path):
     rng = np.random.default_rng(0)
     colour = Image.fromarray(rng.integers(0, 256, (40, 25, 3), np.uint8))
@@ -289,7 +299,8 @@ def test_bad_input_is_one_line(shipped, program, tmp_path):
     assert "No checkpoint at" in error(run, shipped.images)
     shutil.copytree(shipped.run / "tf", tmp_path / "loose/tf")
     assert "is not in a run folder" in error(tmp_path / "loose/tf", shipped.images)
-    assert "Cannot write" in error(shipped.run, shipped.images / "test/one", "--csv=/proc/x.csv")
+    assert "Cannot write /proc/x.csv" in error(shipped.run, tmp_path / "none", "--csv=/proc/x.csv")  # said first
+    assert "is a folder" in error(shipped.run, tmp_path / "none", f"--sheet={tmp_path}")
 
 
 def test_other_classes_and_sizes_do_not_match(shipped):

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 import cssl
 from cssl import cli, tools
 from libml.errors import UserError
-from libml.run import write_atomically
+from libml.run import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from libml.predict import Predictions
 
 SHEET_IMAGES = 48
-LISTED = 20  # unreadable files that are named
 
 
 def to_csv(records: list[dict]) -> str:
@@ -57,7 +56,8 @@ def draw_sheet(predictions: Predictions, file: Path) -> None:
         image = read_image(Path(name), height, width)
         if not isinstance(image, str):  # gone in the meantime
             images.append(image)
-            captions.append(f"{record['class'][:18]} {record['probability']:.2f}\n{Path(name).name[-18:]}")
+            short = Path(name).name[-18:].encode("utf-8", "replace").decode()  # fonts know no stray bytes
+            captions.append(f"{record['class'][:18]} {record['probability']:.2f}\n{short}")
     for path in plots.save(plots.plot_captioned(images, captions), file, ("png",)):
         print(f"contact sheet: {path}", file=sys.stderr)
 
@@ -86,18 +86,14 @@ def main() -> None:
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: the run's")
     args = parser.parse_args()
     coverage = None if args.coverage is None else _coverage(args.coverage)
+    for file in filter(None, (args.csv, args.sheet)):
+        check_writable(file)
     cli.start_tensorflow()
     found = cssl.predict(args.run, args.files, data_dir=args.data_dir)
-    for file, reason in found.unreadable[:LISTED] if found.files else []:
-        print(f"unreadable: {file} ({reason})", file=sys.stderr)
     if not found.files:
         file, reason = found.unreadable[0]
         raise UserError(f"None of the {len(found.unreadable)} files can be read as an image; the first, {file}: "
                         f"{reason}")
-    if found.unreadable:
-        more = len(found.unreadable) - LISTED
-        print(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.files)} files could not be read"
-              f"{f', {more} of them not listed' if more > 0 else ''}.", file=sys.stderr)
     if args.sort:
         found = found.by_uncertainty()
     records = found.records(whole=args.all, credal=args.credal, coverage=coverage)
@@ -110,3 +106,8 @@ def main() -> None:
         print(to_csv(records), end="")
     if args.sheet:
         draw_sheet(found, args.sheet)
+    for file, reason in found.unreadable:
+        print(f"unreadable: {file} ({reason})", file=sys.stderr)
+    if found.unreadable:
+        print(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.files)} files could not be read.",
+              file=sys.stderr)
