@@ -30,7 +30,8 @@ def _check_libml() -> None:
 
 _check_libml()
 
-from libml.lazy import exports  # noqa: E402 - of ours
+from libml.errors import UserError  # noqa: E402 - of ours
+from libml.lazy import exports  # noqa: E402
 
 
 @functools.cache
@@ -50,8 +51,6 @@ def method(name: str) -> Any:
     names = {module: name for name, module in methods().items()}
     name = names.get(name, name)
     if name not in names.values():
-        from libml.errors import UserError
-
         raise UserError(f"There is no method {name!r}; there are {', '.join(names.values())}.")
     return getattr(importlib.import_module(f"{__name__}.{methods()[name]}"), name)
 
@@ -59,7 +58,7 @@ def method(name: str) -> Any:
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
     "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
-    "UserError": "libml.errors", **dict.fromkeys(("from_arrays", "from_csv", "from_folder"), "libml.data")})
+    **dict.fromkeys(("from_arrays", "from_csv", "from_folder"), "libml.data")})
 
 
 def find_run(checkpoint: str | Path, method_class: Any = None) -> tuple[str, Any, Any]:
@@ -77,6 +76,14 @@ def find_run(checkpoint: str | Path, method_class: Any = None) -> tuple[str, Any
     return prefix, run, experiment.stored_config(run, method_class if ours else method(name))
 
 
+def _find(checkpoint: str | Path, data_dir: str = "", method_class: Any = None) -> tuple[Any, str]:
+    """Returns the configuration of a run and the prefix of a checkpoint, by the run's folder or a file in it."""
+    prefix, run, config = find_run(checkpoint, method_class)
+    if run is None:
+        raise UserError(f"{checkpoint} is not in a run folder, which would describe its model.")
+    return config.replace(data_dir=data_dir) if data_dir else config, prefix
+
+
 def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
              network: Any = None) -> dict:
     """Evaluates a run, or one of its checkpoints, as the run's own configuration describes it; returns its scores by
@@ -91,10 +98,7 @@ def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", me
     """
     from libml import experiment
 
-    prefix, run, config = find_run(checkpoint, method_class)
-    if run is None:
-        raise ValueError(f"{checkpoint} is not in a run folder, which would describe its model.")
-    config = config.replace(data_dir=data_dir) if data_dir else config
+    config, prefix = _find(checkpoint, data_dir, method_class)
     return experiment.evaluate(config, prefix, data, network).scores
 
 
@@ -117,3 +121,62 @@ def load_model(path: str | Path, **arguments: Any) -> Any:
         keras_model.register(cls)
         classes += cls.__subclasses__()
     return keras.saving.load_model(path, **arguments)
+
+
+def classifier(run: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
+               network: Any = None) -> Any:
+    """Returns a `libml.predict.Classifier` of a run, one of its checkpoints, or an export.
+
+    Args:
+        run: run folder, its folder tf, a file in it, or the folder of an export.
+        data: the run's data, if it is at hand; conformal sets need its validation images.
+        data_dir: folder of the TFDS datasets.
+        method_class: the class of a method that is not in this package.
+        network: the function that builds the network, of a run with one of its own.
+    """
+    from libml import experiment
+    from libml.predict import EXPORT_FILE, Classifier
+
+    if (Path(run) / EXPORT_FILE).exists():
+        return Classifier.of_export(Path(run))
+    return Classifier.of_run(experiment.restore(*_find(run, data_dir, method_class), data, network), data)
+
+
+def predict(run: str | Path, files: Any, **options: Any) -> Any:
+    """Classifies image files with a run or an export; returns `libml.predict.Predictions`: files, classes,
+    probabilities, uncertainty, credal(), sets(coverage), records().
+
+    Args:
+        run: run folder, checkpoint, or the folder of an export.
+        files: image files, or folders of them; one or several.
+        **options: those of `classifier`.
+    """
+    from libml import predict as library
+
+    places = [files] if isinstance(files, str | Path) else files
+    return library.predict(classifier(run, **options), library.find_files(places))
+
+
+def export(run: str | Path, folder: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
+           network: Any = None, temperature: float | None = None, onnx: bool = False, force: bool = False) -> dict:
+    """Writes a run's averaged model, calibrated, as SavedModel, .keras and TFLite; returns what export.json says.
+
+    Args:
+        run: run folder, its folder tf, or a file in it.
+        folder: where to put it, all or nothing.
+        data: the run's data, if it is at hand.
+        data_dir: folder of the TFDS datasets.
+        method_class: the class of a method that is not in this package.
+        network: the function that builds the network, of a run with one of its own.
+        temperature: the one to use instead of fitting it on the validation images.
+        onnx: whether to write ONNX too.
+        force: whether an older export there is replaced.
+    """
+    from libml import experiment
+    from libml import export as library
+
+    library.check_target(Path(folder), force)
+    config, prefix = _find(run, data_dir, method_class)
+    config = config.replace(mixed_precision="off")  # weights are float32 in every precision
+    return library.export(experiment.restore(config, prefix, data, network), Path(folder), run=str(Path(run).resolve()),
+                          data=data, temperature=temperature, onnx=onnx, force=force)

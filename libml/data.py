@@ -94,16 +94,19 @@ class SSLData:
 
     def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
         """Makes the views of these images, as `--augment` says; further settings as `Augmenter` takes them."""
-        # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
-        compiled = bool(tf.config.list_physical_devices("GPU"))
-        return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.shift,
-                         **{"jit_compile": compiled} | settings)
+        return DataFacts.of(self).augmenter(augment, **settings)
 
     def dataset(self, model: SSLModel) -> tf.data.Dataset:
         """Returns the endless batches of a model from its next update on, for `fit`: those that `train` would use."""
         options = model.options
         return batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0, seed=model.seed,
                        start_step=int(model.updates.numpy()))
+
+    def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns validation images and labels that nothing was trained on: the published splits let both sets meet."""
+        chosen = np.setdiff1d(self.valid, self.labeled)
+        chosen = chosen[self.labels[chosen] >= 0]
+        return self.images[chosen], self.labels[chosen]
 
     def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
@@ -112,6 +115,78 @@ class SSLData:
                  "valid": (self.images[self.valid], self.labels[self.valid]),
                  "test": (self.test_images, self.test_labels)}
         return {name: pair for name, pair in found.items() if len(pair[1])}
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a model has to know of its data: enough to rebuild it where the images are not.
+
+    Attributes:
+        class_names: one name per class.
+        image_shape: height, width, channels.
+        set_sizes: the numbers of labelled and unlabelled images.
+        mirror: whether mirroring is part of the default weak augmentation.
+        image_statistics: float32 mean and standard deviation per channel of images in [-1, 1], or None: no whitening.
+        label_prior: the classes' shares among the labelled images.
+        calibration: calibration images and their classes; data.json has their number only.
+    """
+
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    set_sizes: tuple[int, int]
+    mirror: bool
+    image_statistics: tuple[np.ndarray, np.ndarray] | None = None
+    label_prior: np.ndarray | None = None
+    calibration: tuple[np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, data: SSLData, image_statistics: tuple[np.ndarray, np.ndarray] | None = None) -> DataFacts:
+        """Takes what a dataset says of itself."""
+        return cls(list(data.class_names), data.image_shape, (len(data.labeled), len(data.unlabeled)), data.mirror,
+                   image_statistics, data.label_prior,
+                   (np.asarray(data.images[data.calibration]), data.calibration_classes))
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shift(self) -> int:
+        """The default weak augmentation's padding, as `SSLData.shift`."""
+        return self.image_shape[1] // 8
+
+    def augmenter(self, augment: str, **settings) -> Augmenter:
+        """Makes the views, as `SSLData.augmenter`."""
+        # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
+        compiled = bool(tf.config.list_physical_devices("GPU"))
+        return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.shift,
+                         **{"jit_compile": compiled} | settings)
+
+    def to_dict(self) -> dict:
+        """Returns data.json; numbers keep their bits."""
+        statistics = self.image_statistics
+        return {"class_names": [str(name) for name in self.class_names], "image_shape": list(self.image_shape),
+                "set_sizes": list(self.set_sizes), "mirror": bool(self.mirror),
+                "image_statistics": None if statistics is None else [np.asarray(x).tolist() for x in statistics],
+                "label_prior": None if self.label_prior is None else self.label_prior.tolist(),
+                "calibration": 0 if self.calibration is None else len(self.calibration[1])}
+
+    @classmethod
+    def from_dict(cls, found: dict) -> DataFacts:
+        """Reads data.json; ValueError, KeyError or TypeError if it is something else."""
+        statistics = found["image_statistics"]
+        if statistics is not None:
+            mean, deviation = (np.asarray(x, np.float32) for x in statistics)
+            statistics = mean, deviation
+        names, (height, width, channels), (labeled, unlabeled) = (
+            found["class_names"], map(int, found["image_shape"]), map(int, found["set_sizes"]))
+        if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"class_names is {names!r}")
+        prior, size = found.get("label_prior"), int(found.get("calibration", 0))
+        return cls(names, (height, width, channels), (labeled, unlabeled), bool(found["mirror"]), statistics,
+                   None if prior is None else np.asarray(prior, np.float64),
+                   (np.zeros((size, height, width, channels), np.uint8), np.zeros(size, np.int64)))
 
 
 def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | None = None) -> SSLData:

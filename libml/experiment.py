@@ -22,7 +22,7 @@ from libml import distribute, memory, models, own
 from libml.applications import is_application
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe, expand
-from libml.data import SSLData
+from libml.data import DataFacts, SSLData
 from libml.errors import UserError
 from libml.evaluate import Evaluator, evaluate_all
 from libml.keras_model import dtype_policy
@@ -31,7 +31,8 @@ from libml.model import SSLModel
 from libml.run import Run, RunFolder
 from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_seconds
 
-__all__ = ["Evaluation", "Interrupted", "Result", "build", "evaluate", "find_checkpoint", "load", "train"]
+__all__ = ["Evaluation", "Interrupted", "Restored", "Result", "build", "evaluate", "find_checkpoint", "load",
+           "restore", "train"]
 
 PAPER_KIMG = 65536
 MAX_CLASSES = 20  # listed by an evaluation
@@ -66,16 +67,22 @@ def parts(config: RunConfig, data: SSLData) -> SSLData:
     return libml.data.hold_out(data, getattr(config.options, "calibration", 0.0))
 
 
-def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, strong: Callable | None = None,
-          ) -> SSLModel:
-    """Builds network, augmenter and model for data of `parts`, for the strategy in whose scope this is called."""
-    augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
+def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
+    """Returns what the model of a run has to know of its data, as `parts` divides it."""
     statistics = None
     if config.data.whiten:
         pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
         statistics = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    return DataFacts.of(data, statistics)
+
+
+def build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | None = None,
+          strong: Callable | None = None) -> SSLModel:
+    """Builds network, augmenter and model for data of `parts`, for the strategy in whose scope this is called."""
+    augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
+    data = data if isinstance(data, DataFacts) else facts_of(config, data)
     options = config.options
-    if options.p_unlabeled == "labels":
+    if options.p_unlabeled == "labels" and data.label_prior is not None:
         options = dataclasses.replace(options, p_unlabeled=",".join(map(str, data.label_prior)))
     with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
         if network is None:
@@ -89,13 +96,12 @@ def build(config: RunConfig, data: SSLData, network: own.Builder | None = None, 
                                    decay=augmentation.adecay, cutout=augmentation.cutout,
                                    policies=config.dataset.entry.auto_augment, own_strong=strong)
         return config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
-                             total_images=config.training.total_images, image_statistics=statistics,
-                             loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
-                             set_sizes=(len(data.labeled), len(data.unlabeled)),
-                             calibration=(np.asarray(data.images[data.calibration]), data.calibration_classes))
+                             total_images=config.training.total_images, image_statistics=data.image_statistics,
+                             loss_scaling=scale.mixed_precision == "float16", jit=scale.jit, set_sizes=data.set_sizes,
+                             calibration=data.calibration)
 
 
-def _build_network(config: RunConfig, data: SSLData) -> keras.Model:
+def _build_network(config: RunConfig, data: DataFacts) -> keras.Model:
     network = config.network
     if network.own_network:
         raise UserError(f"This run has a network of its own, {network.own_network}: give the function that builds it, "
@@ -168,8 +174,8 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
         return Result(model, data, folder, folder.read())
 
 
-def _build(config: RunConfig, data: SSLData, network: own.Builder | None = None, strong: Callable | None = None,
-           ) -> SSLModel:
+def _build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | None = None,
+           strong: Callable | None = None) -> SSLModel:
     try:
         return build(config, data, network, strong)
     except UserError:
@@ -316,12 +322,69 @@ def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
             from error
 
 
-def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
-             ) -> Evaluation:
-    """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
-    data = parts(config, load(config) if data is None else data)
-    memory.check(config, data.image_shape, available=MAX_MEMORY)
-    model = _build(config.replace(weights="none"), data, network)  # all weights are in the checkpoint
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The model of a checkpoint, ready to predict, and what describes it."""
+
+    config: RunConfig
+    model: SSLModel
+    facts: DataFacts
+    checkpoint: str
+
+
+def _stored_facts(checkpoint: str) -> DataFacts | None:
+    """Reads args/data.json of the checkpoint's run; None for runs that have none."""
+    file = RunFolder(Path(checkpoint).parent.parent).data_facts
+    if not file.exists():
+        return None
+    try:
+        return DataFacts.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} does not describe a dataset ({type(error).__name__}: {error}). Delete it, and the "
+                        "dataset itself is loaded instead.") from error
+
+
+def check_fits(facts: DataFacts, data: SSLData) -> None:
+    """Raises UserError if images or classes are not those that a model was trained for; unnamed ones may be any."""
+    if data.image_shape != facts.image_shape:
+        raise UserError(f"{data.name} has images of {data.image_shape}, the model was trained on images of "
+                        f"{facts.image_shape}: use images of that size.")
+    unnamed = [str(number) for number in range(facts.num_classes)]
+    if data.num_classes != facts.num_classes or (
+            data.class_names != facts.class_names and unnamed not in (data.class_names, facts.class_names)):
+        raise UserError(f"The classes of {data.name} do not match those of the model: {_abridged(data.class_names)} "
+                        f"instead of {_abridged(facts.class_names)}. Use the classes that it was trained for.")
+
+
+def _abridged(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
+
+
+def images_of(restored: Restored) -> SSLData:
+    """Loads the images of a restored run; UserError if they have changed since it was trained."""
+    data = load(restored.config)
+    check_fits(restored.facts, data)
+    return data
+
+
+def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
+            ) -> Restored:
+    """Rebuilds a model and reads its weights from a checkpoint, by its prefix; needs no image where the run's folder
+    describes its data.
+
+    Args:
+        config: the run's.
+        checkpoint: prefix of the checkpoint's files.
+        data: images for which the model is meant, if they are at hand: refused if they do not fit it.
+        network: the function that builds the network, of a run with one of its own.
+    """
+    facts = _stored_facts(checkpoint)
+    if facts is None:
+        facts = facts_of(config, parts(config, load(config) if data is None else data))
+    elif data is not None:
+        check_fits(facts, data)
+    memory.check(config, facts.image_shape, available=MAX_MEMORY)
+    model = _build(config.replace(weights="none"), facts, network)  # all weights are in the checkpoint
     own.describe(config, model, network, None)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
@@ -329,6 +392,14 @@ def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, ne
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {checkpoint} cannot be read as {config.method.__name__} on {config.data.dataset} "
                         f"({reason}).") from error
+    return Restored(config, model, facts, checkpoint)
+
+
+def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
+             ) -> Evaluation:
+    """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
+    data = parts(config, load(config) if data is None else data)
+    model = restore(config, checkpoint, data, network).model
     scores, test, _ = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
     counts = np.bincount(data.test_labels, minlength=data.num_classes)
     for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):

@@ -80,9 +80,9 @@ def _list_folder(path: Path) -> Listing:
         if not (path / part).is_dir():
             return []
         classes = sorted(entry for entry in (path / part).iterdir() if entry.is_dir())
-        return [(entry.name, file) for entry in classes for file in _image_files(entry)]
+        return [(entry.name, file) for entry in classes for file in image_files(entry)]
 
-    parts = {"train": by_class("train"), "unlabeled": [("", file) for file in _image_files(path / "unlabeled")],
+    parts = {"train": by_class("train"), "unlabeled": [("", file) for file in image_files(path / "unlabeled")],
              "test": by_class("test"), "valid": by_class("valid")}
     if not parts["train"]:
         raise UserError(f"{path / 'train'} holds no image in class folders. Expected {path}/train/<class>/*.png "
@@ -103,7 +103,7 @@ def _is_image(file: Path) -> bool:
     return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """The images below a folder; hidden files, which systems leave behind, are none."""
     return sorted(filter(_is_image, folder.rglob("*")))
 

@@ -289,6 +289,19 @@ def plot_images(rows: Sequence[np.ndarray], names: Sequence[str], columns: Seque
     return figure
 
 
+def plot_captioned(images: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8) -> Figure:
+    """Plots images [H, W, 3], each over its caption, row by row."""
+    rows = -(-len(images) // columns)
+    figure, axes = _figure(rows, min(columns, len(images)), 1.5, 1.9)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, image, caption in zip(axes.flat, images, captions, strict=False):
+        axis.imshow(image, interpolation="nearest")
+        axis.text(0.5, -0.03, caption, transform=axis.transAxes, fontsize="x-small", ha="center", va="top",
+                  parse_math=False)
+    return figure
+
+
 def synthetic(grid: np.ndarray, truth: np.ndarray, functions: dict[str, np.ndarray],
               data: Sequence[np.ndarray]) -> Figure:
     """Plots the synthetic example: learned functions [seeds, grid] by method, the truth and the data."""

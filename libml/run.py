@@ -1,6 +1,7 @@
 """A run on disk: the only module that knows the layout of a run folder. Needs no TensorFlow.
 
     args/args.json, args/environment.json   configuration; program and machine
+    args/data.json                          classes, shapes, whitening: the model is rebuilt from it without its images
     tf/                                     checkpoints, TensorBoard events
     stats/                                  medians of the last reports; predictions, sampled images, CTAugment's rates
     metrics.jsonl, train.log                one line per report; what was printed
@@ -62,6 +63,15 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def check_writable(path: Path) -> None:
+    """Raises UserError if a file cannot be written there: before hours are spent on what is to be in it."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it.")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -215,6 +225,7 @@ class RunFolder:
         self.path = Path(path)
         self.args = self.path / "args" / "args.json"
         self.environment = self.path / "args" / "environment.json"
+        self.data_facts = self.path / "args" / "data.json"
         self.checkpoint_dir = self.path / "tf"
         self.stats = self.path / "stats"
         self.reports = self.path / "metrics.jsonl"
@@ -224,8 +235,8 @@ class RunFolder:
 
     # Configuration.
 
-    def claim(self, config: RunConfig, environment: dict) -> None:
-        """Writes the configuration; refuses a folder in which another one has been trained."""
+    def claim(self, config: RunConfig, environment: dict, data_facts: dict | None = None) -> None:
+        """Writes the configuration and what is known of the data; refuses a folder with another configuration's run."""
         if self.finished(config):
             return  # nothing will be computed: what describes it stays
         if self.args.exists() and (self.checkpoints() or self.read().metrics):
@@ -250,6 +261,8 @@ class RunFolder:
         self._sweep(self.path)
         write_text(self.args, config.to_json())
         write_text(self.environment, json.dumps(environment, indent=1))
+        if data_facts is not None:
+            write_text(self.data_facts, json.dumps(data_facts, indent=1))
 
     def _sweep(self, folder: Path) -> None:
         """Deletes what killed processes left half written, by this class's and TensorFlow's names for it."""

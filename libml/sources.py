@@ -77,12 +77,13 @@ def pad_square(images: np.ndarray, size: int) -> np.ndarray:
     return np.pad(images, ((0, 0), (before[0], after[0]), (before[1], after[1]), (0, 0)))
 
 
-def resize(image: Image.Image, size: int) -> np.ndarray:
-    """Resizes one Pillow image to size x size, upright, to RGB uint8; 16-bit images keep their upper 8 bits."""
+def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
+    """Resizes one Pillow image to size x size (or to height `size` and another width), upright, to RGB uint8; 16-bit
+    images keep their upper 8 bits."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
     if image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
         image = Image.fromarray(np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8))
-    return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
+    return np.asarray(image.convert("RGB").resize((width or size, size), Image.Resampling.BICUBIC))
 
 
 def digits() -> Source:

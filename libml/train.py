@@ -20,7 +20,7 @@ from tqdm import tqdm
 from libml import monitors
 from libml.augment.ops import OPS
 from libml.config import RunConfig
-from libml.data import SSLData, batches
+from libml.data import DataFacts, SSLData, batches
 from libml.distribute import ProcessGroup
 from libml.errors import UserError
 from libml.evaluate import Evaluator, evaluate_all
@@ -139,7 +139,8 @@ class Trainer:
             with self.group.errors_stop_all():
                 if self.is_chief:
                     stack.enter_context(self.folder.lock())
-                    self.folder.claim(self.config, environment)
+                    facts = DataFacts.of(self.data, self.model.image_statistics)
+                    self.folder.claim(self.config, environment, facts.to_dict())
             yield
 
     # From where the run left off.

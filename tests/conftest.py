@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 ENVIRONMENT = dict(os.environ)  # for programs, which decide about oneDNN themselves
@@ -69,3 +70,44 @@ def program():
         return checked(done, done.code, code)
 
     return run
+
+
+class Shipped(NamedTuple):
+    """A trained run on a folder of images, and that folder."""
+
+    run: Path
+    images: Path
+    data_dir: Path
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory) -> Shipped:
+    """A tiny run on PNG files of digits with names for classes, whitened, with 60 validation images: trained once."""
+    from PIL import Image
+
+    from cssl import CSSL, RunConfig, train
+    from libml import sources
+
+    folder, digits = tmp_path_factory.mktemp("shipped"), sources.digits()
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    for part, images, labels in (("train", digits.images[:300], digits.labels), ("test", digits.test_images[:60],
+                                                                                  digits.test_labels)):
+        for number, (image, label) in enumerate(zip(images, labels, strict=False)):
+            file = folder / "images" / part / names[label] / f"{number:03d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+    result = train(RunConfig.of(
+        CSSL, dataset=f"folder:{folder / 'images'}.1@60-60", image_size=16, whiten=True, batch=16, uratio=2, filters=4,
+        repeat=1, scales=2, augment="d.d.x", ema=0.9, bn_momentum=0.9, alpha_bound=0.05, train_steps=48, report_kimg=4,
+        data_dir=str(folder / "data"), train_dir=str(folder / "runs")))
+    return Shipped(result.folder.path, folder / "images", folder / "data")
+
+
+@pytest.fixture(scope="session")
+def exported(shipped, tmp_path_factory) -> Path:
+    """The run's export."""
+    import cssl
+
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    cssl.export(shipped.run, folder)
+    return folder

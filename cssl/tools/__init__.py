@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cssl.program import exit_on_user_error
 
-TOOLS = ("data", "doctor", "extract", "inspect", "plot", "report", "reproduce", "sheets", "table")
+TOOLS = ("data", "doctor", "export", "extract", "inspect", "plot", "predict", "report", "reproduce", "sheets", "table")
 
 
 def console() -> None:

@@ -1,0 +1,55 @@
+"""Writes a run's averaged model, calibrated, in forms that need TensorFlow alone.
+
+    cssl-export RUN -o DIR [--temperature=1] [--onnx] [--force]
+
+DIR gets saved_model/ (signatures images and bytes), model.keras, model.tflite, classes.json and export.json: class
+names, temperature, and scores before and after temperature scaling. Every file is run and compared with the run first;
+DIR appears when all is well, and nothing in it is overwritten. Takes some ten seconds, and an evaluation of the
+validation and test images.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+
+import cssl
+from cssl import cli, tools
+from libml.errors import UserError
+from libml.metrics import METRICS
+
+PARTS = {"valid": "validation", "test": "test"}
+
+
+def table(described: dict) -> str:
+    """Formats the scores before and after temperature scaling."""
+    lines = [f"{'':<22}" + "".join(f"{metric.title:>14}" for metric in METRICS.values())]
+    for part, scores in described["scores"].items():
+        for when, values in scores.items():
+            lines.append(f"{PARTS[part] + ', ' + when:<22}" + "".join(
+                f"{values[name]:>14.{max(metric.digits, 2)}f}" for name, metric in METRICS.items()))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Exports the run named on the command line."""
+    parser = tools.parser(__doc__)
+    parser.add_argument("run", help="run folder, or a checkpoint in it")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder that is made")
+    parser.add_argument("--temperature", help="use this one instead of fitting it on the validation images; 1: none")
+    parser.add_argument("--onnx", action="store_true", help="write model.onnx too; needs the package tf2onnx")
+    parser.add_argument("--force", action="store_true", help="replace an older export")
+    parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: that of the run")
+    args = parser.parse_args()
+    try:
+        temperature = None if args.temperature is None else float(args.temperature)
+    except ValueError:
+        raise UserError(f"--temperature={args.temperature}: expected a number, such as 1.") from None
+    cli.start_tensorflow()
+    described = cssl.export(args.run, args.output, data_dir=args.data_dir, temperature=temperature, onnx=args.onnx,
+                            force=args.force)
+    print(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
+          f"{len(described['class_names'])} classes; {described['calibration']}")
+    if described["scores"]:
+        print(table(described))
+    for name, difference in described["largest_difference_of_a_probability"].items():
+        print(f"{name:<14} probabilities within {difference:.1g} of the run's")
+    print(args.output)

@@ -1,0 +1,113 @@
+"""Classifies image files with a trained run or an export.
+
+    cssl-predict RUN_OR_EXPORT FILES_OR_FOLDERS … [--csv=FILE | --json]
+
+Prints CSV with the columns file, class, probability. --all adds the whole distribution, --credal the set {p : p(y) >=
+1 - alpha} that the method would have used as label, --coverage=0.9 the classes of which the true one is one with that
+probability. --sort=uncertainty puts first what to label next, --sheet draws it. Images of any size are resized as
+training folders are. Files that cannot be read are listed on stderr at the end; if none can, the exit code is 2.
+"""
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cssl
+from cssl import cli, tools
+from libml.errors import UserError
+from libml.run import check_writable, write_atomically
+
+if TYPE_CHECKING:
+    from libml.predict import Predictions
+
+SHEET_IMAGES = 48
+
+
+def to_csv(records: list[dict]) -> str:
+    """Formats records as CSV: a distribution as a column per class, a set as its members between bars."""
+    rows = []
+    for record in records:
+        row = dict(record)
+        if "set" in row:
+            row["set"] = "|".join(row["set"])
+        for name, p in row.pop("probabilities", {}).items():
+            row[f"p_{name}"] = p
+        rows.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def draw_sheet(predictions: Predictions, file: Path) -> None:
+    """Writes a contact sheet of the most uncertain images, each with class, probability and name."""
+    from libml import plots
+    from libml.predict import read_image
+
+    height, width, _ = predictions.classifier.image_shape
+    first = predictions.by_uncertainty()
+    images, captions = [], []
+    for name, record in zip(first.files[:SHEET_IMAGES], first.records()[:SHEET_IMAGES], strict=True):
+        image = read_image(Path(name), height, width)
+        if not isinstance(image, str):  # gone in the meantime
+            images.append(image)
+            short = Path(name).name[-18:].encode("utf-8", "replace").decode()  # fonts know no stray bytes
+            captions.append(f"{record['class'][:18]} {record['probability']:.2f}\n{short}")
+    for path in plots.save(plots.plot_captioned(images, captions), file, ("png",)):
+        print(f"contact sheet: {path}", file=sys.stderr)
+
+
+def _coverage(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--coverage={text}: expected a number between 0 and 1, such as 0.9.") from None
+
+
+def main() -> None:
+    """Prints what the command line asks for."""
+    parser = tools.parser(__doc__)
+    parser.add_argument("run", help="run folder, checkpoint, or folder of an export")
+    parser.add_argument("files", nargs="+", help="image files, or folders that are searched for them")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write the CSV there instead of printing it")
+    output.add_argument("--json", action="store_true", help="print a JSON list instead")
+    parser.add_argument("--all", action="store_true", help="the probability of every class too")
+    parser.add_argument("--credal", action="store_true", help="class, alpha and credal set, by the method's own rule")
+    parser.add_argument("--coverage", help="conformal sets of this coverage, from the run's validation images")
+    parser.add_argument("--sort", choices=("uncertainty",), help="most uncertain files (1 - max p) first")
+    parser.add_argument("--sheet", type=Path, metavar="FILE.png",
+                        help=f"contact sheet of the {SHEET_IMAGES} most uncertain images")
+    parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: the run's")
+    args = parser.parse_args()
+    coverage = None if args.coverage is None else _coverage(args.coverage)
+    for file in filter(None, (args.csv, args.sheet)):
+        check_writable(file)
+    cli.start_tensorflow()
+    found = cssl.predict(args.run, args.files, data_dir=args.data_dir)
+    if not found.files:
+        file, reason = found.unreadable[0]
+        raise UserError(f"None of the {len(found.unreadable)} files can be read as an image; the first, {file}: "
+                        f"{reason}")
+    if args.sort:
+        found = found.by_uncertainty()
+    records = found.records(whole=args.all, credal=args.credal, coverage=coverage)
+    if args.csv:
+        text = to_csv(records).encode("utf-8", "surrogateescape")  # names of files keep their bytes
+        write_atomically(args.csv, lambda file: file.write(text))
+    elif args.json:
+        print(json.dumps(records, indent=1))
+    else:
+        print(to_csv(records), end="")
+    if args.sheet:
+        draw_sheet(found, args.sheet)
+    for file, reason in found.unreadable:
+        print(f"unreadable: {file} ({reason})", file=sys.stderr)
+    if found.unreadable:
+        print(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.files)} files could not be read.",
+              file=sys.stderr)
