@@ -101,10 +101,11 @@ class KerasModel(_KerasModel):
     augmenter: Any
     num_classes: int
     train_function: Any = None
+    __signature__: inspect.Signature
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)
-        cls.__doc__ = _help(cls)
+        cls.__doc__, cls.__signature__ = _help(cls), _signature(cls)
 
     def __new__(cls, *args, **kwargs):
         # Help and configurations need the classes of all methods, but not Keras, which takes seconds to import: it
@@ -374,6 +375,18 @@ def _serialized(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return keras.saving.serialize_keras_object(value)
+
+
+def _signature(cls: type[KerasModel]) -> inspect.Signature:
+    """Returns the arguments of a method's class, its options by name among them, for help and editors."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:  # a method passes on what it does not name
+        if "__init__" in vars(base) and issubclass(base, KerasModel):
+            _, *parameters = inspect.signature(base.__init__).parameters.values()
+            found = {**{p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}, **found}
+    found |= {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                                      annotation=field.type) for name, field in describe(cls.Options).items()}
+    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
 
 
 def _help(cls: type[KerasModel]) -> str:

@@ -1,5 +1,6 @@
 """The Python API as docs/extending.md describes it: Keras's fit, predict and files, own networks, views and methods."""
 import functools
+import inspect
 import re
 import runpy
 import subprocess
@@ -300,6 +301,9 @@ def test_help_says_every_argument(name):
     for argument in ("network", "num_classes", "augmenter", "total_images", "seed", "jit"):
         assert len(re.findall(rf"^    {argument}: \S", method.__doc__, re.M)) == 1
     assert method.__doc__.count("**hyperparameters") == 1 and not method.__doc__.startswith("\n")
+    parameters = inspect.signature(method).parameters
+    assert list(parameters)[:2] == ["network", "num_classes"] and set(describe(method.Options)) < set(parameters)
+    assert all(parameters[option].default == field.default for option, field in describe(method.Options).items())
 
 
 @pytest.mark.parametrize("network, message", [
@@ -349,7 +353,11 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
         with pytest.raises(UserError, match=r"holds a run with own_network=tiny_net-\w{8}, this command says "
                                             r"own_network=tiny_net-\w{8}\. Use the same value"):
             start("broken", network)
-    finished, whole = start("broken"), start("whole")
+    hooks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
+             keras.callbacks.TensorBoard(str(tmp_path / "logs"), write_steps_per_second=True)]
+    finished, whole = start("broken"), start("whole", hooks=hooks)
+    assert cssl.load_model(tmp_path / "2.keras").fingerprint() == whole.model.fingerprint()
+    assert list((tmp_path / "logs/train").glob("events*"))
     assert finished.model.fingerprint() == whole.model.fingerprint()
     assert len(finished.run.metrics) == len(whole.run.metrics) == 2
     batch = next(iter(digits.dataset(whole.model)))
@@ -368,6 +376,18 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
     monkeypatch.setattr("builtins.print", lambda *text, **options: output.append(str(text[0])))
     assert cli.run(CSSL, ["own.py", f"--eval_ckpt={path}"], network=tiny_net) == 0
     assert "8 updates" in output[-1]
+
+
+def test_an_own_network_on_two_replicas(tmp_path):
+    result = train(RunConfig.of(FixMatch, **TINY | {"train_steps": 2}, train_dir=str(tmp_path), strategy="mirrored",
+                                num_devices=2), network=tiny_net, strong=turned)
+    weights = result.model.network.trainable_variables
+    for variable in weights:
+        copies = [copy.numpy() for copy in variable.value.values]
+        assert len(copies) == 2
+        np.testing.assert_array_equal(*copies)
+    start = own.build_network(tiny_net, 10, (16, 16, 3), seed=0).trainable_variables
+    assert all(0 < np.abs(a.numpy() - b.numpy()).max() < 1 for a, b in zip(weights, start, strict=True))
 
 
 @pytest.mark.parametrize("own_parts, message", [
