@@ -41,12 +41,11 @@ class CoMatch(SSLModel):
         """USB's weight."""
         return {"wc": 5.0} if dataset == "stl10" else {}
 
-    def __init__(self, network, num_classes, *, seed=0, options=None, **arguments):
+    def with_heads(self, network):
+        """Embeddings of unit length."""
         from libml import models  # needs TensorFlow
 
-        options = options or self.Options()
-        head = models.Projection(options.low_dim, slope=0.1, seed=seed)
-        super().__init__(models.Heads(network, {"z": head}), num_classes, seed=seed, options=options, **arguments)
+        return models.Heads(network, {"z": models.Projection(self.options.low_dim, slope=0.1, seed=self.seed)})
 
     def initial_state(self):
         """The last 32 mean predictions, and the memory of embeddings with pseudo-labels."""

@@ -44,11 +44,12 @@ class EnAET(AdamModel):
         weights = {"cifar100": 150.0, "svhn": 250.0, "svhn_noextra": 250.0, "stl10": 50.0}
         return {"w_match": weights[dataset]} if dataset in weights else {}
 
-    def __init__(self, network, num_classes, *, seed=0, **arguments):
+    def with_heads(self, network):
+        """Decoders of the transformations."""
         from libml import models  # these need TensorFlow
         from libml.augment.transformations import NUMBERS
 
-        super().__init__(models.Decoders(network, NUMBERS, seed), num_classes, seed=seed, **arguments)
+        return models.Decoders(network, NUMBERS, self.seed)
 
     def weight_groups(self):
         """Adam for the network, SGD for the decoders; all their weights decay."""

@@ -39,10 +39,11 @@ class ReMixMatch(SSLModel):
         """With 40 labels: fewer views, a longer warm-up, more rotation (Sohn et al. 2020)."""
         return {"K": 1, "w_rot": 2.0, "warmup_kimg": 8192.0} if labels == 40 else {}
 
-    def __init__(self, network, num_classes, *, seed=0, **arguments):
+    def with_heads(self, network):
+        """Four quarter turns to tell apart."""
         from libml import models  # needs TensorFlow
 
-        super().__init__(models.Heads(network, {"rotation": 4}, seed), num_classes, seed=seed, **arguments)
+        return models.Heads(network, {"rotation": 4}, self.seed)
 
     def initial_state(self):
         """The moving average of the labels' distribution."""

@@ -32,11 +32,11 @@ class SimMatch(SSLModel):
         bank_momentum: float = option(0.7, "share of the old embedding of a labelled image that is kept", low=0, high=1)
         warmup_kimg: float = option(64.0, "kimg without use of the labelled images' embeddings", low=0)
 
-    def __init__(self, network, num_classes, *, seed=0, **arguments):
+    def with_heads(self, network):
+        """Embeddings of unit length."""
         from libml import models  # needs TensorFlow
 
-        head = models.Projection(DIMENSION, seed=seed)
-        super().__init__(models.Heads(network, {"z": head}), num_classes, seed=seed, **arguments)
+        return models.Heads(network, {"z": models.Projection(DIMENSION, seed=self.seed)})
 
     def initial_state(self):
         """The last 32 mean predictions; embedding and class of each labelled image."""

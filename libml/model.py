@@ -251,10 +251,10 @@ class SSLModel(KerasModel):
         super().__init__(name=type(self).__name__.lower())
         check_network(network, num_classes)
         check_passes(self, network, self.pass_options)
-        self.network, self.num_classes = network, num_classes
-        self.augmenter: Any = augmenter
+        self.num_classes, self.augmenter = num_classes, augmenter
         self.options: Any = make_options(type(self), options, hyperparameters)
         self.total_images, self.seed, self.image_statistics = total_images, seed, image_statistics
+        self.network = network = self.with_heads(network)
         self.num_labeled, self.num_unlabeled = set_sizes
         arguments = inspect.signature(network.call).parameters
         self.network_takes_seed, self.network_takes_outputs = "seed" in arguments, "outputs" in arguments
@@ -315,6 +315,10 @@ class SSLModel(KerasModel):
         return prior / prior.sum()
 
     # What a method defines.
+
+    def with_heads(self, network: keras.Model) -> keras.Model:
+        """Returns the network with what else the method trains."""
+        return network
 
     @classmethod
     def presets(cls, labels: int | None) -> dict:
