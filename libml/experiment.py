@@ -298,10 +298,15 @@ class Evaluation:
 
 
 def find_checkpoint(text: str) -> tuple[str, RunFolder | None]:
-    """Returns a checkpoint's prefix and its run folder (None if it is not inside one), from a file, folder or run."""
+    """Returns a checkpoint's prefix and its run folder (None if it is not inside one), from a file, folder or run, or a
+    folder above a single run."""
     path = expand("eval_ckpt", text)
     found: list[str] = []
     if path.is_dir():
+        runs = [args.parent.parent for args in sorted(path.rglob("args/args.json"))]
+        if len(runs) > 1:
+            raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
+        path = runs[0] if runs else path
         run = RunFolder(path.parent if path.name == "tf" else path)
         files = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
         found = run.checkpoints() or [str(file.with_suffix("")) for file in files]

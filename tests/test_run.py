@@ -233,3 +233,22 @@ def test_what_a_killed_writer_left_is_swept(tmp_path):
     folder.claim(config, {})
     assert [file for file in folder.path.rglob("*") if file.is_file() and file not in
             (folder.args, folder.environment)] == [kept]
+
+
+def test_a_folder_above_a_single_run_stands_for_it(tmp_path):
+    from libml import experiment  # which starts TensorFlow
+
+    def add(name):
+        folder = RunFolder(tmp_path / name / "digits" / "CSSL")
+        for file in (folder.args, *(folder.checkpoint_dir / f"model.ckpt-8.{end}" for end in
+                                    ("index", "data-00000-of-00001"))):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
+        return folder
+
+    first = add("a")
+    assert experiment.find_checkpoint(str(tmp_path))[0] == str(first.checkpoint_dir / "model.ckpt-8")
+    assert experiment.find_checkpoint(str(tmp_path))[1].path == first.path
+    add("b")
+    with pytest.raises(UserError, match=f"holds 2 runs; name one of them, such as {first.path}"):
+        experiment.find_checkpoint(str(tmp_path))
