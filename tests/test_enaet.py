@@ -8,10 +8,14 @@ from PIL import Image, ImageEnhance
 from test_baselines import BATCH, CLASSES, SEED, TOLERANCE, cross_entropy, kl, make, sharpen, softmax, spy, views_of
 from test_two_networks import assert_resumes
 
+from cssl import cli
 from cssl.enaet import EnAET
+from cssl.meta_pseudo_labels import MetaPseudoLabels
 from cssl.mixmatch import MixMatch
-from libml import losses, mixing, models
+from libml import experiment, losses, mixing, models
 from libml.augment import to_float, transformations
+from libml.config import RunConfig
+from libml.data import batches
 from libml.model import Step
 
 # Transformations.
@@ -296,6 +300,32 @@ def test_transformations_compile():
             assert (np.abs(found - wanted) > 1).mean() < 0.01  # beside those that fall off the image
         else:
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_settings_of_its_authors():
+    def parse(*flags):
+        return cli.configuration(EnAET, ["program", *flags])
+
+    for dataset, weight in (("cifar10", 75), ("cifar100", 150), ("svhn", 250), ("stl10", 50)):
+        config = parse(f"--dataset={dataset}.1@1000-1")
+        assert config.values()["w_match"] == weight and ("w_match" in config.presets) == (dataset != "cifar10")
+    assert parse("--dataset=svhn.1@1000-1", "--w_match=3").values()["w_match"] == 3
+    assert config.values()["batch"] == 128 and config.values()["uratio"] == 1 and config.values()["wd"] == 0.02
+    assert "svhn: w_match 250.0" in cli.help_text(EnAET)
+
+
+@pytest.mark.parametrize("method", [EnAET, MetaPseudoLabels])
+def test_half_precision(method):
+    """From bytes to an update, losses as in float32 to three digits or so."""
+    found = []
+    for precision in ("off", "float16"):
+        config = RunConfig.of(method, dataset="digits.1@40-1", batch=8, uratio=1, filters=4, repeat=1, scales=1,
+                              augment="d.d.x", mixed_precision=precision)
+        data = experiment.load(config)
+        model = experiment.build(config, data)
+        found.append(model.train_step(next(iter(batches(data, batch=8, uratio=1)))))
+        assert float(tf.reduce_max(tf.abs(model.slots[0]))) > 0
+    np.testing.assert_allclose(found[1]["losses/total"], found[0]["losses/total"], rtol=0.01)
 
 
 def test_needs_stages(program):
