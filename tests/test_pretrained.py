@@ -319,6 +319,7 @@ def test_all_kernels_decay():
     assert float(model.train_on_views(views_of(model, 0))["losses/wd"]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_does_the_same():
     """With XLA, and without stochastic depth, which it draws otherwise. Its sums have another order: 1e-5."""
     plain, compiled = (make(FixMatch, lambda: tiny(rate=0.0), jit=jit) for jit in (False, True))
