@@ -51,7 +51,8 @@ def test_python_and_the_command_line_make_the_same_run(tmp_path):
     assert "CSSL" in invoke("table", tmp_path / "python").stdout
     scores = cssl.evaluate(ours)
     last = result.run.metrics[-1]
-    assert {tag: last[tag] for tag in scores} == pytest.approx(scores, rel=1e-6)
+    reported = {tag: value for tag, value in scores.items() if "/class/" not in tag}
+    assert {tag: last[tag] for tag in reported} == pytest.approx(reported, rel=1e-6)
     assert {"nll", "brier/raw", "nll/train_labeled"} <= set(scores)
 
 

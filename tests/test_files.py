@@ -5,14 +5,17 @@ import re
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from fake_runs import invoke, write_run
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import cssl
+from cssl import cli
 from cssl.cssl import CSSL
 from cssl.fully_supervised import FullySupervised
 from cssl.supervised import Supervised
-from cssl.tools import inspect
+from cssl.tools import inspect, table
 from libml import data, experiment, files, sources
 from libml.config import RunConfig
 from libml.errors import UserError
@@ -213,8 +216,8 @@ def test_print_colours(tmp_path):
 # Presets.
 
 @pytest.mark.parametrize("pixels, count, side, batch, kimg", [
-    (20, 100, 32, 64, 512), (63, 100, 32, 64, 512), (64, 20_000, 64, 32, 1024), (1000, 50_000, 96, 16, 2048),
-    (96, 10_000_000, 96, 16, 65536)])
+    (20, 100, 32, 64, 512), (63, 100, 32, 64, 512), (64, 20_000, 64, 16, 1024), (1000, 50_000, 96, 8, 2048),
+    (96, 10_000_000, 96, 8, 65536)])
 def test_presets_by_size_and_number(pixels, count, side, batch, kimg):
     found = files.Listing("x", {"train": [("a", "x")] * (count // 2), "unlabeled": [("", "x")] * (count // 2)}, ["a"])
     found.__dict__["pixels"] = pixels
@@ -229,8 +232,8 @@ def test_presets_enter_where_the_name_says_nothing_else(folder, tmp_path):
     assert {name: values[name] for name in config.presets if name != "warmup_kimg"} == {
         "image_size": 32, "batch": 64, "train_kimg": 512.0, "report_kimg": 8.0, "save_kimg": 8.0, "keep_ckpt": 5}
     given = RunConfig.of(CSSL, dataset=f"folder:{folder}", image_size=48, train_steps=640)
-    assert given.options.batch == 32 and given.network.scales == 4
-    assert (given.training.train_kimg, given.training.report_kimg) == (20.0, 20 / 64)
+    assert given.options.batch == 16 and given.network.scales == 4
+    assert (given.training.train_kimg, given.training.report_kimg) == (10.0, 10 / 64)
     assert RunConfig.of(CSSL, dataset=f"folder:{folder}.1@all-7").presets == frozenset()
     assert RunConfig.of(FullySupervised, dataset=f"folder:{folder}").data.dataset == f"folder:{folder}"
     with pytest.raises(UserError, match="has no folder `train`"):
@@ -309,3 +312,49 @@ def test_data_at_hand_keep_their_presets(folder, cache):
     config = RunConfig.of(CSSL).with_data(found)
     assert (config.data.image_size, config.training.train_kimg, config.options.batch) == (16, 512.0, 64)
     assert RunConfig.of(CSSL, train_steps=4).with_data(found).training.train_kimg == 0.25
+
+
+# The documents.
+
+def blocks(document, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / document).read_text(), re.M | re.S)
+
+
+@pytest.mark.slow
+def test_the_document_runs_as_written(tmp_path, monkeypatch, program):
+    """In order, in an empty folder; only training is cut short."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where decoded images are kept by default
+    monkeypatch.delenv("ML_DATA", raising=False)
+    example, api = blocks("own_data.md", "python")
+    exec(example, {})
+    assert len(list(tmp_path.glob("my_images/train/*/*.png"))) == 300
+    short = "train_steps=2, filters=4, repeat=1, scales=1, batch=4, uratio=1, augment='d.d.x'"
+    exec(api.replace("train_kimg=64", short), found := {})
+    left = [n - round(0.2 * n) for n in np.bincount(load_digits().target[:300])]
+    assert found["data"].num_valid == sum(round(0.1 * n) for n in left)
+    assert 0 <= found["scores"]["balanced_accuracy"] <= 100
+    for line in "".join(blocks("own_data.md", "bash")).splitlines():
+        check_command(line.split(), program)
+
+
+def check_command(words, program):
+    """Runs a tool of the documents; of a method, only looks at its flags."""
+    python, *words = words
+    assert python == "python"
+    if words[0] == "-m":
+        cli.configuration(cssl.method(words[1].removeprefix("cssl.")), words[1:])
+    else:
+        tool = {"scripts/inspect_dataset.py": inspect.main, "scripts/accuracy_table.py": table.main}[words[0]]
+        program(tool, *words[1:])
+
+
+def test_commands_about_pretrained_networks(folder, tmp_path, monkeypatch, program):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_images").symlink_to(folder)
+    lines = "".join(blocks("pretrained.md", "bash")).splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        check_command(line.split(), program)
+    (program_text,) = blocks("pretrained.md", "python")
+    compile(program_text, "pretrained.md", "exec")

@@ -19,7 +19,7 @@ from conftest import ENVIRONMENT, ROOT
 
 from cssl import CSSL, RunConfig, UPSMatch, cli, from_arrays
 from cssl.program import exit_on_user_error
-from libml import distribute, experiment, memory, models, sources
+from libml import distribute, experiment, files, memory, models, sources
 from libml.datasets import parse_name
 from libml.errors import UserError
 from libml.run import RunFolder, find_runs
@@ -373,7 +373,7 @@ def test_hidden_and_loose_image_files_are_named(tmp_path):
 
     for name in ("train/a/1", "train/a/2", "train/b/1", "train/b/2", "train/loose", "train/a/.hidden"):
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{name}.png")
-    source = sources.folder_source(tmp_path / "pictures", 8, tmp_path / "data", 1)
+    source = sources.files_source(files.listing(tmp_path / "pictures", is_csv=False), 8, tmp_path / "data", 1)
     assert len(source.labels) + len(source.test_labels) == 4
     assert any("1 images are in no class folder" in note and "loose.png" in note for note in source.notes)
 
