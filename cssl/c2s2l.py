@@ -44,7 +44,7 @@ class C2S2L(SSLModel):
         if not len(self.calibration_classes):
             raise ValueError("C2S2L got no calibration images: give its class calibration=(images, classes).")
         network = [*self.network.trainable_variables, *self.network.non_trainable_variables]
-        return {**{f"snapshot_{i}": Equal(np.array(v)) for i, v in enumerate(network)},
+        return {**{f"snapshot_{i}": Equal(v.numpy()) for i, v in enumerate(network)},
                 "scores": np.full(len(self.calibration_classes), np.inf, np.float32)}
 
     def snapshot(self, step) -> tuple[list, list, tf.Tensor]:
