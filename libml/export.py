@@ -25,6 +25,7 @@ from libml.errors import UserError
 from libml.experiment import Restored, environment_facts, images_of
 from libml.model import SSLModel
 from libml.predict import EXPORT_FILE, SAVED_MODEL, Classifier, CredalRule
+from libml.pretrained import Application
 from libml.run import write_text, writing
 
 FORMAT = "cssl-export 1"
@@ -98,15 +99,30 @@ def _features(network: keras.Model, x: Any) -> Any:
 
 def plain_logits(network: keras.Model, x: Any) -> Any:
     """Logits of a Keras tensor by plain layers with the network's weights; networks of Keras layers are copied."""
-    if isinstance(network, models.Heads):
+    if isinstance(network, models.Heads | models.Decoders):
         network = network.network
+    if isinstance(network, models.TeacherAndStudent):
+        network = network.student
+    if isinstance(network, Application):
+        size = network.body.input_shape[1:3]
+        if tuple(x.shape[1:3]) != size:
+            x = keras.layers.Resizing(*size)(x)
+        x = _copied(network.body, network.preprocess(keras.layers.Rescaling(127.5, 127.5)(x)))
+        return _dense(network.classifier, keras.layers.GlobalAveragePooling2D()(x))
     if isinstance(network, keras.Sequential) or type(network).__name__ == "Functional":
-        copy = keras.models.clone_model(network)
-        copy.set_weights(network.get_weights())
-        return copy(x, training=False)
-    pooled = keras.layers.GlobalAveragePooling2D()(_features(network, x))
-    dense = network.classifier
-    return _like(keras.layers.Dense(dense.units, name=dense.name), pooled, [dense.kernel, dense.bias])
+        return _copied(network, x)
+    return _dense(network.classifier, keras.layers.GlobalAveragePooling2D()(_features(network, x)))
+
+
+def _copied(network: keras.Model, x: Any) -> Any:
+    """What a network of Keras layers makes of a Keras tensor, by a copy of it."""
+    copy = keras.models.clone_model(network)
+    copy.set_weights(network.get_weights())
+    return copy(x, training=False)
+
+
+def _dense(dense: Any, x: Any) -> Any:
+    return _like(keras.layers.Dense(dense.units, name=dense.name), x, [dense.kernel, dense.bias])
 
 
 def use_averages(model: SSLModel) -> None:

@@ -307,3 +307,24 @@ def test_files_decode_as_pillow_decodes_them(kind):
     with Image.open(io.BytesIO(buffer.getvalue())) as stored:
         expected = sources.resize(stored, 16)
     np.testing.assert_array_equal(export.decode(tf.constant(buffer.getvalue()), 16, 16), expected)
+
+
+@pytest.mark.parametrize("arch", ["keras:MobileNetV2,alpha=0.35", pytest.param("keras:ResNet50", marks=pytest.mark.slow),
+                                  pytest.param("keras:DenseNet121", marks=pytest.mark.slow)])
+def test_ready_networks_as_plain_layers(arch):
+    """One of each kind of preprocessing: to [-1, 1]; BGR without means; by means and deviations."""
+    network = models.build(arch, num_classes=4, image_shape=(20, 20, 3), input_size=32, seed=0)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 20, 20, 3)).astype(np.float32)
+    inputs = keras.Input((20, 20, 3))
+    plain = keras.Model(inputs, export.plain_logits(network, inputs))
+    assert not any(type(layer).__module__.startswith("libml") for layer in plain.layers)
+    np.testing.assert_allclose(plain(x), network(x), rtol=1e-4, atol=1e-4)  # other sums, through up to 120 layers
+
+
+def test_networks_with_parts_that_only_train():
+    """The student of two networks, the classifier beside decoders."""
+    network = models.build("resnet", num_classes=4, image_shape=(8, 8, 3), filters=4, repeat=1, scales=2, seed=0)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
+    for whole in (models.TeacherAndStudent(network, network.twin(1)), models.Decoders(network, {"turn": 2}, seed=0)):
+        inputs = keras.Input((8, 8, 3))
+        np.testing.assert_allclose(keras.Model(inputs, export.plain_logits(whole, inputs))(x), network(x), atol=1e-5)
