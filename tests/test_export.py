@@ -309,8 +309,9 @@ def test_files_decode_as_pillow_decodes_them(kind):
     np.testing.assert_array_equal(export.decode(tf.constant(buffer.getvalue()), 16, 16), expected)
 
 
-@pytest.mark.parametrize("arch", ["keras:MobileNetV2,alpha=0.35", pytest.param("keras:ResNet50", marks=pytest.mark.slow),
-                                  pytest.param("keras:DenseNet121", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", [
+    "keras:MobileNetV2,alpha=0.35", pytest.param("keras:ResNet50", marks=pytest.mark.slow),
+    pytest.param("keras:DenseNet121", marks=pytest.mark.slow)])
 def test_ready_networks_as_plain_layers(arch):
     """One of each kind of preprocessing: to [-1, 1]; BGR without means; by means and deviations."""
     network = models.build(arch, num_classes=4, image_shape=(20, 20, 3), input_size=32, seed=0)
