@@ -93,7 +93,9 @@ def evaluate(checkpoint: str | Path, *, data: Any = None, data_dir: str = "", me
 
     prefix, run, config = find_run(checkpoint, method_class)
     if run is None:
-        raise ValueError(f"{checkpoint} is not in a run folder, which would describe its model.")
+        from libml.errors import UserError
+
+        raise UserError(f"{checkpoint} is not in a run folder, which would describe its model.")
     config = config.replace(data_dir=data_dir) if data_dir else config
     return experiment.evaluate(config, prefix, data, network).scores
 
