@@ -443,8 +443,9 @@ class RunConfig:
         if self.network.own_network:  # another network of the same name is to be noticed, so without its digest
             replaced, own = set(describe(NetworkOptions)), [f"network_{self.network.own_network.rpartition('-')[0]}"]
         settings = sorted(f"{option}{values[option]}" for option, field in self.fields(self.method).items()
-                          if field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
-                          and values[option] != field.default if option not in replaced)
+                          if option not in replaced and (
+                              field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
+                              and values[option] != field.default))
         return (expand("train_dir", self.data.train_dir) / self.data.rerun /
                 f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{valid}".replace(os.sep, "_") / middle /
                 "_".join([self.method.__name__, *own, *settings]).replace(os.sep, "_")[:MAX_NAME])

@@ -134,6 +134,9 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
         raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
                         "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
                         "such a number.")
+    if config.augmentation.own_strong and strong is None:
+        raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
+                        "strong=….")
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):

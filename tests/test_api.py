@@ -89,6 +89,16 @@ def test_callbacks_of_keras(digits, fitted):
     assert any(value.tag == "epoch_steps_per_second" for event in events for value in event.summary.value)
 
 
+@pytest.mark.parametrize("how", [dict(steps_per_execution=2), dict(run_eagerly=True)])
+def test_means_however_the_steps_are_run(digits, how):
+    model, twin = make(Supervised), make(Supervised)
+    model.compile(**how)
+    history = model.fit(digits.dataset(model), steps_per_epoch=4, verbose=0).history
+    losses = [float(twin.train_step(batch)["losses/total"]) for batch in digits.dataset(twin).take(4)]
+    # 1e-5: eager and compiled code round differently.
+    assert int(model.updates.numpy()) == 4 and history["loss"] == pytest.approx([np.mean(losses)], rel=1e-5)
+
+
 def test_a_callback_may_stop_but_not_change_the_rate(digits):
     model = make(Supervised)
     stop = keras.callbacks.EarlyStopping("losses/wd", mode="max", min_delta=1e9)  # never better than at first
@@ -370,6 +380,10 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
     assert "| CSSL" in invoke("table", tmp_path / "whole").stdout
     with pytest.raises(UserError, match="a network of its own, tiny_net-.*: give the function that builds it"):
         cssl.evaluate(path)
+    stored = RunConfig.from_json(CSSL, whole.folder.args.read_text())
+    with pytest.raises(UserError, match="a strong augmentation of its own, turned: give it, as strong="):
+        train(stored, network=tiny_net)
+    assert train(stored, network=tiny_net, strong=turned).model.fingerprint() == whole.model.fingerprint()
     with pytest.raises(UserError, match="This is a run with own_network=.* but own_network=.* was given"):
         cssl.evaluate(path, network=changed)
     output = []
