@@ -77,6 +77,8 @@ class DataOptions:
     rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **CIRCUMSTANCE)
     image_size: int = option(32, "side to which own images (folders, CSV files) are resized; with --arch=keras:NAME "
                              "that of the network's input, for any images", low=8, high=4096)
+    mirror: bool = option(True, "whether a mirrored image keeps its class, where the dataset does not say that it does "
+                          "not; --nomirror for your own letters, digits, road signs")
     whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
     eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **CIRCUMSTANCE)
 

@@ -64,6 +64,7 @@ def load(config: RunConfig) -> SSLData:
 
 def parts(config: RunConfig, data: SSLData) -> SSLData:
     """Returns the data as the method divides it: with calibration images, where it asks for a share of them."""
+    data = data if config.data.mirror else dataclasses.replace(data, mirror=False)
     return libml.data.hold_out(data, getattr(config.options, "calibration", 0.0))
 
 

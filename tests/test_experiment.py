@@ -17,7 +17,7 @@ from fake_runs import invoke
 
 import cssl
 from cssl import CSSL, FixMatch, RunConfig, SSLModel, cli, from_arrays, option, train
-from libml import losses, sources
+from libml import experiment, losses, sources
 from libml.datasets import DATASETS, Dataset
 from libml.errors import UserError
 from libml.metrics import METRICS, Metric
@@ -247,3 +247,14 @@ def test_a_helper_module_is_no_method():
         cssl.method("program")
     with pytest.raises(AttributeError):
         cssl.nothing  # noqa: B018
+
+
+def test_mirroring_is_left_out_on_request_and_where_the_dataset_forbids_it():
+    images, labels = np.zeros((20, 16, 16, 3), np.uint8), np.arange(20) % 2
+    data = from_arrays(images, labels, images, labels, name="arrays:mirrors")
+    for mirror, given in ((True, {}), (False, {"mirror": False})):
+        config = RunConfig.of(CSSL, filters=4, repeat=1, scales=1, **given).with_data(data)
+        assert experiment.parts(config, data).mirror is mirror
+        assert ("mirrorFalse" in config.folder().name) is not mirror
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1")
+    assert not experiment.parts(config, experiment.load(config)).mirror
