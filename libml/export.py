@@ -111,7 +111,8 @@ def plain_logits(network: keras.Model, x: Any) -> Any:
         return _dense(network.classifier, keras.layers.GlobalAveragePooling2D()(x))
     if isinstance(network, keras.Sequential) or type(network).__name__ == "Functional":
         return _copied(network, x)
-    return _dense(network.classifier, keras.layers.GlobalAveragePooling2D()(_features(network, x)))
+    pooled = keras.layers.GlobalAveragePooling2D()(_features(network, x))
+    return _dense(network.classifier, pooled)
 
 
 def _copied(network: keras.Model, x: Any) -> Any:

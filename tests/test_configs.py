@@ -102,7 +102,9 @@ def test_every_cell_has_a_command():
         for method, argv, _ in commands(path):
             found |= set(reproduced(cli.configuration(method, ["cssl.py", *argv])))
     wanted = {(table.name, row.name, column) for table in TABLES.values() for row in table.rows
-              if row.method and row.method not in paper.RECONSTRUCTIONS for column in row.cells}
+              if row.method and row.method not in paper.RECONSTRUCTIONS
+              and "train_kimg" not in row.settings  # lengths of their own: `reproduce` has them
+              for column in row.cells}
     assert wanted - found == set()
     assert {(table, column) for table, _, column in found} == {(table.name, column) for table in TABLES.values()
                                                                for column in table.columns}

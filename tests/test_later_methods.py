@@ -984,7 +984,7 @@ def test_heads_have_seeded_weights_that_decay():
         head = model.network.heads["z"]
         kernels.append(head.final.kernel.numpy())
         names = [v.name for v in head.trainable_variables]
-        assert sorted(names) == ["bias", "bias", "kernel", "kernel"] and len(model.kernel_indices) == 4
+        assert sorted(names) == ["bias", "bias", "kernel", "kernel"] and len(model.groups["all"].decayed) == 4
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert np.abs(kernels[0] - kernels[2]).max() > .01
     assert models.Projection(3).units == 3

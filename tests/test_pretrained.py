@@ -172,7 +172,17 @@ def test_outputs_heads_seeds_and_the_same_weights_from_the_same_seed():
     assert models.Heads(nets[0], {"rotation": 4}, seed=1)(x, outputs=("rotation",))[0].shape == (6, 4)
 
 
-@pytest.mark.parametrize("name", sorted(cssl.methods().values()))
+def test_two_methods_need_to_know_how_a_network_is_built():
+    with pytest.raises(ValueError, match="Decoders need the stages of a wide residual net; got Application"):
+        make(cssl.EnAET, tiny)
+    model = make(cssl.MetaPseudoLabels, lambda: models.build(
+        "keras:MobileNetV2,alpha=0.35", num_classes=CLASSES, image_shape=SHAPE, input_size=32, seed=1))
+    student, teacher = (net.trainable_variables for net in (model.network.student, model.network.teacher))
+    assert [v.shape for v in student] == [v.shape for v in teacher]
+    assert not np.array_equal(student[0], teacher[0])
+
+
+@pytest.mark.parametrize("name", sorted({*cssl.methods().values()} - {"enaet", "meta_pseudo_labels"}))
 def test_every_method_takes_a_step(name):
     model = make(cssl.method(name), tiny)
     before = state_of(model)
@@ -312,7 +322,7 @@ def test_all_random_layers_of_efficientnet_are_found():
 
 def test_all_kernels_decay():
     model = make(Supervised, tiny)
-    decayed = [v.name for i, v in enumerate(model.network.trainable_variables) if i in model.kernel_indices]
+    decayed = [v.name for i, v in enumerate(model.network.trainable_variables) if i in model.groups["all"].decayed]
     assert decayed == ["kernel", "kernel", "depthwise_kernel", "pointwise_kernel", "kernel"]  # of the dense layer
     kernels = [v.numpy() for v in model.network.trainable_variables if len(v.shape) > 1]
     expected = sum(0.5 * np.sum(np.square(kernel, dtype=np.float64)) for kernel in kernels)

@@ -53,3 +53,7 @@ def main() -> None:
     for name, difference in described["largest_difference_of_a_probability"].items():
         print(f"{name:<14} probabilities within {difference:.1g} of the run's")
     print(args.output)
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)

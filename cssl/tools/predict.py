@@ -111,3 +111,7 @@ def main() -> None:
     if found.unreadable:
         print(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.files)} files could not be read.",
               file=sys.stderr)
+
+
+if __name__ == "__main__":
+    tools.exit_on_user_error(main)
