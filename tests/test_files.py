@@ -216,7 +216,7 @@ def test_print_colours(tmp_path):
 # Presets.
 
 @pytest.mark.parametrize("pixels, count, side, batch, kimg", [
-    (20, 100, 32, 64, 512), (63, 100, 32, 64, 512), (64, 20_000, 64, 16, 1024), (1000, 50_000, 96, 8, 2048),
+    (20, 5000, 32, 64, 512), (63, 6000, 32, 64, 512), (64, 20_000, 64, 16, 1024), (1000, 50_000, 96, 8, 2048),
     (96, 10_000_000, 96, 8, 65536)])
 def test_presets_by_size_and_number(pixels, count, side, batch, kimg):
     found = files.Listing("x", {"train": [("a", "x")] * (count // 2), "unlabeled": [("", "x")] * (count // 2)}, ["a"])
@@ -226,11 +226,20 @@ def test_presets_by_size_and_number(pixels, count, side, batch, kimg):
     assert files.presets(found, 224)["batch"] == 8
 
 
+@pytest.mark.parametrize("pixels, side, batch", [(20, 32, 32), (64, 64, 16), (500, 96, 8)])
+def test_few_images_get_a_small_network_and_a_short_run(pixels, side, batch):
+    found = files.Listing("x", {"train": [("a", "x")] * 100, "unlabeled": [("", "x")] * 4899}, ["a"])
+    found.__dict__["pixels"] = pixels
+    assert files.presets(found) == {"image_size": side, "batch": batch, "train_kimg": 2048 * batch / 1024,
+                                    "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
+
+
 def test_presets_enter_where_the_name_says_nothing_else(folder, tmp_path):
     config = RunConfig.of(CSSL, dataset=f"folder:{folder}", lr=0.1)
     values = config.values()
     assert {name: values[name] for name in config.presets if name != "warmup_kimg"} == {
-        "image_size": 32, "batch": 64, "train_kimg": 512.0, "report_kimg": 8.0, "save_kimg": 8.0, "keep_ckpt": 5}
+        "image_size": 32, "batch": 32, "train_kimg": 64.0, "report_kimg": 1.0, "save_kimg": 1.0, "keep_ckpt": 5,
+        "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
     given = RunConfig.of(CSSL, dataset=f"folder:{folder}", image_size=48, train_steps=640)
     assert given.options.batch == 16 and given.network.scales == 4
     assert (given.training.train_kimg, given.training.report_kimg) == (10.0, 10 / 64)
@@ -310,7 +319,7 @@ def test_the_prior_of_the_labels(folder, cache):
 def test_data_at_hand_keep_their_presets(folder, cache):
     found = cssl.from_folder(folder, image_size=16, data_dir=cache)
     config = RunConfig.of(CSSL).with_data(found)
-    assert (config.data.image_size, config.training.train_kimg, config.options.batch) == (16, 512.0, 64)
+    assert (config.data.image_size, config.training.train_kimg, config.options.batch) == (16, 64.0, 32)
     assert RunConfig.of(CSSL, train_steps=4).with_data(found).training.train_kimg == 0.25
 
 
