@@ -13,6 +13,7 @@ from libml.augment import RAND_OPS, Augmenter, pillow_apply
 from libml.errors import UserError
 
 
+@pytest.mark.slow
 def test_sheets_from_a_checkpoint(command, tmp_path):
     augmenter = Augmenter("d.d.d", image_shape=(32, 32, 3), mirror=False, shift=4, jit_compile=False)
     augmenter.rates.assign(augmenter.rates * 0.9)

@@ -255,6 +255,7 @@ def small_trainer(replicas, digits, folder, steps):
     return Trainer(model, digits, config, RunFolder(folder), strategy)
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_another_number_of_replicas(digits, tmp_path):
     first = small_trainer(2, digits, tmp_path, steps=2)
     first.run()

@@ -155,6 +155,7 @@ def test_differing_bits():
     assert doctor.differing_bits({"a": b"11"}, {"a": b"111"}) == (24, 24)
 
 
+@pytest.mark.slow
 def test_placement_and_speed():
     """What is said of GPUs, as far as a CPU can say it."""
     @tf.function

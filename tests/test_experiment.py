@@ -39,6 +39,7 @@ def reports(run) -> list[dict]:
             for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_python_and_the_command_line_make_the_same_run(tmp_path):
     result = train(RunConfig.of(CSSL, **TINY, train_steps=16, train_dir=str(tmp_path / "python")))
     flags = [f"--{name}={value}" for name, value in TINY.items()]
@@ -132,6 +133,7 @@ class Bank(SSLModel):
         return losses.soft_cross_entropy(strong, target), tf.ones(weak.shape[0]), {}
 
 
+@pytest.mark.slow
 def test_dataset_method_metric_and_hook_from_outside_the_package(tmp_path, monkeypatch):
     """Registered nowhere but in the user's own program: flags, folder, checkpoint, log, tables know them."""
     def patterns() -> sources.Source:

@@ -94,6 +94,7 @@ def test_networks_of_keras_layers_and_with_heads_are_copied():
         export.plain_logits(Strange(), keras.Input((8, 8, 3)))
 
 
+@pytest.mark.slow
 def test_a_program_without_this_one_loads_it(shipped, exported, described, images, tmp_path):
     np.save(tmp_path / "images.npy", images)
     files = predict.find_files([shipped.images / "test"])

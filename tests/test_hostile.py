@@ -195,6 +195,7 @@ def test_bytes_and_floats_are_predicted_alike():
 
 # Convolutions that oneDNN gets wrong.
 
+@pytest.mark.slow
 def test_networks_that_onednn_gets_wrong_run_without_it(command):
     code = ("import sys; from cssl import CSSL, cli, RunConfig; "
             "cli.start_tensorflow(RunConfig.of(CSSL, filters=int(sys.argv[1])).trusts_onednn); "
@@ -320,6 +321,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     assert process.returncode == 0 and len(accuracies(run)) == 2, error
 
 
+@pytest.mark.slow
 def test_the_run_folder_goes_away(tmp_path):
     process = start(tmp_path, "--train_steps=100000")
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")), process)
@@ -329,6 +331,7 @@ def test_the_run_folder_goes_away(tmp_path):
     assert "Cannot write" in error or "was moved or deleted" in error
 
 
+@pytest.mark.slow
 def test_a_lost_reader_does_not_end_training(tmp_path):
     """As in `python cssl.py … | head -1`, and when a terminal is closed."""
     process = start(tmp_path, "--train_steps=32")
@@ -348,6 +351,7 @@ def test_evaluation_says_what_it_evaluates(run, capsys):
     assert "CSSL on digits.2@80-1, 32 updates" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluation_needs_no_gradients_and_so_may_use_onednn(run, command):
     assert "32 updates" in command("cssl.py", f"--eval_ckpt={run}").stdout
 
@@ -407,6 +411,7 @@ def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
     assert "Worker 0 met an error" in workers.output(1)
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_appears_is_one_line():
     """The wait is TensorFlow's and deaf; another process ends it. Two seconds here instead of ten minutes."""
     code = ("from cssl import cli; cli.start_tensorflow(); from libml import distribute, config; "

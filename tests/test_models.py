@@ -313,6 +313,7 @@ def test_stateless_call_equals_call(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.slow
 def test_compiled_by_xla(arch):
     net, x = small(arch, repeat=1, dropout=0.3), images()
     plain, compiled = (tf.function(gradients, jit_compile=jit, autograph=False)(

@@ -131,6 +131,7 @@ def test_three_workers_and_a_dead_chief(start, tmp_path):
         assert "lost touch with another process" in workers.output(worker)
 
 
+@pytest.mark.slow
 def test_workers_with_different_flags(start, tmp_path):
     workers = start(2, "-m", "cssl.fixmatch", *TINY, f"--train_dir={tmp_path / 'runs'}", extra={1: ["--filters=8"]})
     assert workers.codes() == [2, 2]

@@ -46,6 +46,7 @@ def test_networks_train_independently(reading):
     assert np.all((together > 0) & (together < 1))
 
 
+@pytest.mark.slow
 def test_table_and_figure(command, tmp_path):
     done = command("scripts/synthetic.py", "--reading=terms", "--repetitions=3", "--seeds=2", "--iterations=60", "-o",
                    tmp_path / "figure")
