@@ -30,8 +30,7 @@ class CSSL(SSLModel):
 
     def credal_set(self, q, a):
         """y = argmax q, alpha = 1 - max a (Sec. 3.4)."""
-        y = tf.argmax(q if self.options.reference == "raw" else a, -1)
-        return y, tf.clip_by_value(1 - tf.reduce_max(a, -1), self.options.alpha_bound, 1.0)
+        return losses.credal_set(q, a, self.options.alpha_bound, self.options.reference)
 
     def unlabeled_loss(self, weak, strong, views, step):
         """L*(Q, p) with Q from the weak view."""

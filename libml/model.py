@@ -409,7 +409,10 @@ class SSLModel(KerasModel):
             raise ValueError(f"{type(self).__name__} calls aligned(): set uses_alignment = True in the class, so that "
                              "it has the moving average of predictions.")
         step.mean_prediction = tf.reduce_mean(q, 0)
-        p_model = tf.reduce_mean(step.predictions, 0)
+        return self._align(q, step.predictions, prior)
+
+    def _align(self, q: tf.Tensor, predictions: tf.Tensor, prior: tf.Tensor | None = None) -> tf.Tensor:
+        p_model = tf.reduce_mean(predictions, 0)
         prior = self.class_prior if prior is None else prior
         return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
@@ -425,11 +428,10 @@ class SSLModel(KerasModel):
 
     def credal_sets(self, q: np.ndarray) -> dict[str, np.ndarray]:
         """Returns class, alpha and aligned prediction for predictions q [N, C]; {} for methods without credal sets."""
-        a = tf.convert_to_tensor(q)
+        a = q = tf.convert_to_tensor(q)
         if self.uses_alignment:
-            p_model = tf.reduce_mean(self.predictions.value, 0)
-            a = losses.align(a, p_data=self.class_prior, p_model=p_model / tf.reduce_sum(p_model))
-        found = self.credal_set(tf.convert_to_tensor(q), a)
+            a = self._align(q, self.predictions.value)
+        found = self.credal_set(q, a)
         return {} if found is None else {"class": found[0].numpy(), "alpha": found[1].numpy(), "aligned": a.numpy()}
 
     # One update.

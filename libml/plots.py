@@ -212,8 +212,8 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
     figure, axes = _figure(1, 1, 7.0, 0.9 + max(0.14 * len(runs), 0.24) * classes)
     axis, height = axes[0, 0], 0.8 / len(runs)
     for number, (run, arrays) in enumerate(zip(runs, found, strict=True)):
-        right = arrays["probabilities"].argmax(1) == arrays["labels"]
-        shares = 100 * np.bincount(arrays["labels"], right, classes) / np.maximum(counts, 1)
+        shares = 100 * np.nan_to_num(metrics.per_class_accuracy(arrays["probabilities"], arrays["labels"]))
+        shares = np.pad(shares, (0, classes - len(shares)))
         rows = np.arange(classes) + (number - (len(runs) - 1) / 2) * height
         axis.barh(rows, shares, height, color=COLOURS[number % len(COLOURS)],
                   label=f"{'AB'[number]}: {run.method}" if len(runs) == 2 else run.method)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 from tqdm import tqdm
 
-from libml import calibration, experiment, losses, sources
+from libml import calibration, experiment, losses
 from libml.augment.augmenter import to_float
 from libml.data import SSLData
 from libml.errors import UserError
 from libml.files import IMAGE_SUFFIXES, image_files
+from libml.sources import read_image
 
 BATCH = 256
 EXPORT_FILE, SAVED_MODEL = "export.json", "saved_model"
@@ -62,8 +62,8 @@ class CredalRule:
         a = q
         if self.mean_prediction is not None:
             a = losses.align(q, p_data=self.class_prior, p_model=self.mean_prediction)
-        y = tf.argmax(a if self.reference == "aligned" else q, -1)
-        return y.numpy(), tf.clip_by_value(1 - tf.reduce_max(a, -1), self.alpha_bound, 1.0).numpy()
+        y, alpha = losses.credal_set(q, a, self.alpha_bound, self.reference)
+        return y.numpy(), alpha.numpy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,15 +226,6 @@ def find_files(places: Iterable[str | Path]) -> list[Path]:
             raise UserError(f"The folder {place} holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}).")
         found |= dict.fromkeys(inside)
     return list(found)
-
-
-def read_image(file: Path, height: int, width: int) -> np.ndarray | str:
-    """Decodes a file as folders of training images are decoded; the reason if that fails."""
-    try:
-        with Image.open(file) as image:
-            return sources.resize(image, height, width)
-    except Exception as error:  # Pillow raises many types for damaged files
-        return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _decoded(files: Sequence[Path], height: int, width: int, batch: int) -> Iterator[list[np.ndarray | str]]:

@@ -254,13 +254,20 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
                   valid=np.flatnonzero(valid) if parts["valid"] else None)
 
 
-def _decode_file(file: Path, size: int) -> np.ndarray | None:
+def read_image(file: Path, height: int, width: int) -> np.ndarray | str:
+    """Decodes and resizes a file; the reason if that fails."""
     try:
-        with warnings.catch_warnings(), Image.open(file) as image:
-            warnings.simplefilter("ignore")
-            return resize(image, size)
-    except Exception:  # Pillow raises many types for damaged files; the caller lists them all
-        return None
+        with Image.open(file) as image:
+            return resize(image, height, width)
+    except Exception as error:  # Pillow raises many types for damaged files
+        return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _decode_file(file: Path, size: int) -> np.ndarray | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = read_image(file, size, size)
+    return None if isinstance(found, str) else found
 
 
 def _decode_files(title: str, parts: dict[str, list[tuple[str, Path]]], names: list[str], size: int,

@@ -3,6 +3,7 @@ import contextlib
 import importlib
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,11 @@ from unittest import mock
 import numpy as np
 
 CLASSES = 10
+
+
+def code_blocks(document: Path) -> list[tuple[str, str]]:
+    """The code blocks of a document with their languages, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.M | re.S)
 
 
 class Done(NamedTuple):

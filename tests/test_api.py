@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from fake_runs import invoke
+from fake_runs import code_blocks, invoke
 from keras import layers
 
 import cssl
@@ -463,17 +463,12 @@ def test_a_run_is_as_before_where_nothing_is_own(tmp_path):
 
 # The document.
 
-def blocks() -> list[tuple[str, str]]:
-    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)
-
-
 @pytest.mark.slow
 def test_the_document_runs_as_it_stands(tmp_path, monkeypatch):
     """Python blocks in one session, the file they tell to write, and the commands."""
     monkeypatch.chdir(tmp_path)
     session, outputs = {"__name__": "session"}, []
-    for language, code in blocks():
+    for language, code in code_blocks(ROOT / "docs/extending.md"):
         if language == "bash":
             outputs += [invoke(functools.partial(run_line, words), *words).stdout for words in commands_of(code)]
         elif match := re.match(r'"""(\w+\.py):', code):

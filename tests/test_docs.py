@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT
+from fake_runs import code_blocks
 
 import cssl
 from libml.datasets import DATASETS
@@ -35,9 +36,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def blocks(document: Path) -> list[tuple[str, str]]:
     """The code blocks of a document with their languages, line ends within commands joined."""
-    text = document.read_text(encoding="utf-8")
-    return [(language, code.replace("\\\n", " ")) for language, code in
-            re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)]
+    return [(language, code.replace("\\\n", " ")) for language, code in code_blocks(document)]
 
 
 def shortened(code: str) -> str:
@@ -76,6 +75,9 @@ def place(tmp_path_factory):
     """A folder like the repository's root to work in; runs of one document are there for the next."""
     folder = tmp_path_factory.mktemp("root")
     (folder / "scripts").symlink_to(ROOT / "scripts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(blocks(ROOT / "docs/own_data.md")[0][1], {})  # writes the images that the others name, too
     return folder
 
 
@@ -87,8 +89,6 @@ def test_blocks_run(name, place, program, monkeypatch):
     monkeypatch.setitem(DATASETS, "digits", dataclasses.replace(DATASETS["digits"], presets=SHORT))
     (document,) = [path for path in DOCUMENTS if path.name == name]
     session = {"__name__": "session", "SHORT": SHORT}
-    if name == "README.md" and not Path("my_images").exists():  # this test alone
-        exec(blocks(ROOT / "docs/own_data.md")[0][1], {})
     for language, code in blocks(document):
         if language == "python" and not any(re.search(pattern, code) for pattern in ELSEWHERE):
             exec(compile(shortened(code), name, "exec"), session)

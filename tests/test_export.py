@@ -2,7 +2,6 @@
 import io
 import json
 import math
-import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ENVIRONMENT, ROOT
+from fake_runs import code_blocks
 from PIL import Image
 
 import cssl
@@ -249,8 +249,7 @@ def test_the_document_runs_as_written(shipped, program, tmp_path, monkeypatch):
     for name, place in {"RUN": shipped.run, "photos": shipped.images / "test",
                         "photo.png": predict.find_files([shipped.images])[0]}.items():
         Path(name).symlink_to(place)
-    text = (ROOT / "docs/predict_export.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S)
+    blocks = code_blocks(ROOT / "docs/predict_export.md")
     mains = {"scripts/predict.py": predict_tool.main, "scripts/export.py": tool.main}
     for language, block in blocks:
         if language == "python":

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from conftest import ROOT
-from fake_runs import invoke, write_run
+from fake_runs import code_blocks, invoke, write_run
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -326,7 +326,7 @@ def test_data_at_hand_keep_their_presets(folder, cache):
 # The documents.
 
 def blocks(document, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / document).read_text(), re.M | re.S)
+    return [code for found, code in code_blocks(ROOT / "docs" / document) if found == language]
 
 
 @pytest.mark.slow

@@ -109,14 +109,13 @@ def main() -> None:
     spec.check_policies(policies)  # a wrong name needs no TensorFlow
     cli.start_tensorflow()
     from libml import data, plots
-    from libml.augment import OPS, Augmenter
+    from libml.augment import OPS
 
     out = Path(args.out)
     rates = read_rates(args.rates, args.checkpoint) if args.rates or args.checkpoint else None
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
     images = np.asarray(dataset.test_images[:args.images])
-    augmenter = Augmenter(spec, image_shape=dataset.image_shape, mirror=dataset.mirror, shift=dataset.shift,
-                          policies=policies, jit_compile=False)
+    augmenter = dataset.augmenter(args.augment, policies=policies, jit_compile=False)
     if rates is not None and augmenter.learns_rates:
         augmenter.rates.assign(rates)  # strong views as the run drew them
     figures = {"ops": plot_ops(images[0], parse_policy(spec.strong)), "pairs": plot_pairs(images, augmenter)}
