@@ -30,13 +30,25 @@ def exit_on_user_error(main: Callable[[], int | None]) -> None:
 
 
 def run_program(command: list[str], **options) -> int:
-    """Runs a program to its end and returns its exit code; a signal to this one stops that one, which then saves."""
+    """Runs a program to its end and returns its exit code; a signal to this one stops that one, which then saves.
+
+    After a signal the exit code is that of STOPPED, however the program ended: who runs several runs no more of them.
+    """
     process: subprocess.Popen | None = None
-    previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),  # a terminal sends it to both
-                signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate() if process else None)}
+    received: list[int] = []
+
+    def stop(number: int, _) -> None:
+        received.append(number)
+        if process and number == signal.SIGTERM:  # a terminal sends SIGINT to both
+            process.terminate()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         process = subprocess.Popen(command, **options)
-        return process.wait()
+        if signal.SIGTERM in received:  # it came when the program had been started, but was not yet known here
+            process.terminate()
+        code = process.wait()
+        return 128 + received[0] if received else code
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

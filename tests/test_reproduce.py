@@ -14,6 +14,7 @@ from fake_runs import invoke, write_run
 
 import cssl
 from cssl import cli
+from cssl.program import run_program
 from libml.errors import UserError
 
 
@@ -266,6 +267,15 @@ def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
         _, errors = process.communicate(timeout=30)
         assert process.returncode == code and "Traceback" not in errors, errors
         assert log.read_text().split() == ["started", "saved"]
+
+
+def test_a_signal_is_not_lost_while_a_program_starts(tmp_path):
+    """It comes between the start of the program and the moment when this process knows of it."""
+    # Runs in the new process while the old one waits inside of Popen for the program to begin.
+    code = run_program(["bash", "-c", f"sleep 20; touch {tmp_path}/ended"],
+                       preexec_fn=lambda: os.kill(os.getppid(), signal.SIGTERM))
+    assert code == 143 and not (tmp_path / "ended").exists()
+    assert run_program(["bash", "-c", "exit 3"]) == 3
 
 
 def test_from_the_command_line(command, tmp_path):
