@@ -1,6 +1,8 @@
 """How good pseudo-labels are: compared with labels that were held back, which no loss ever sees."""
 from __future__ import annotations
 
+import numpy as np
+
 from libml.lazy import tf
 
 
@@ -32,3 +34,16 @@ def finish(scalars: dict[str, float]) -> dict[str, float]:
         if not isinstance(counted, float) or counted:
             scalars[f"monitors/{accuracy}"] = right / counted
     return scalars
+
+
+def credal_coverage(y: np.ndarray, alpha: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Compares sets {p : p(y) >= 1 - alpha} [N] with held-back labels (-1: unknown); {} where none is known.
+
+    `truth` is the share of sets that hold the true class, as the distribution that gives it all; `upper` the mean of
+    the largest probability that a set's members give the true class: 1 if that is y, else alpha.
+    """
+    known = labels >= 0
+    if not known.any():
+        return {}
+    right, alpha = (y == labels)[known], np.asarray(alpha, np.float64)[known]
+    return {"truth": float(np.mean(right | (alpha >= 1))), "upper": float(np.mean(np.where(right, 1.0, alpha)))}

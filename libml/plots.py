@@ -2,7 +2,7 @@
 import functools
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from libml import metrics
 from libml.errors import UserError
+from libml.paper import Column
 from libml.run import Run, writing
-from libml.tables import mean_and_std, row_labels
+from libml.tables import Difference, mean_and_std, row_labels
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -246,6 +247,98 @@ def credal_sets(run: Run) -> Figure | None:
     axis.set(xlabel="labelled images seen (kimg)", ylabel="alpha, size of the credal set", ylim=(0, 1))
     axis.grid(alpha=0.3)
     axis.legend(fontsize="small")
+    return figure
+
+
+def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
+    """Draws what credal sets promise beside what is true, a row per dataset, over the runs that have them.
+
+    Left: their mean size alpha and the error of pseudo-labels over the run. Middle: the share of sets that hold the
+    true class, and the largest probability that their members give it. Right: at the end, how often the set's class is
+    the true one, by the probability 1 - alpha that it is at least to have.
+    """
+    groups: dict = defaultdict(list)
+    for run in runs:
+        if any("truth" in report.get("credal", {}) for report in run.metrics):
+            groups[run.dataset.dataset, run.dataset.labels or 0].append(run)
+    if not groups:
+        raise UserError(f"None of the {len(runs)} runs has credal sets of images whose classes are known: nothing to "
+                        "draw.")
+    figure, axes = _figure(len(groups), 3, 3.6, 2.8)
+    for (left, middle, right), ((dataset, labels), same) in zip(axes, sorted(groups.items()), strict=True):
+        def of_sets(name: str, same=same) -> list:
+            reports = [[report for report in run.metrics if name in report.get("credal", {})] for run in same]
+            return [(np.asarray([r["step"] for r in found]), np.asarray([r["credal"][name] for r in found]))
+                    for found in reports]
+
+        errors = [(steps, 1 - values) for steps, values in (run.series("monitors/pseudo_accuracy") for run in same)]
+        lines = ((left, "mean alpha", [run.series("monitors/alpha") for run in same]),
+                 (left, "error of pseudo-labels", errors), (middle, "holds the true class", of_sets("truth")),
+                 (middle, "upper probability of the true class", of_sets("upper")))
+        for number, (axis, label, series) in enumerate(lines):
+            steps, mean, std = over_seeds(series)
+            axis.plot(steps / 1024, mean, color=COLOURS[number], label=label, marker="o" if len(steps) == 1 else None)
+            axis.fill_between(steps / 1024, mean - std, mean + std, color=COLOURS[number], alpha=0.2, linewidth=0)
+        found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in same]
+        y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
+        known = truth >= 0
+        promised, hits = 1 - alpha[known], (y == truth)[known]
+        index = np.minimum((promised * bins).astype(int), bins - 1)
+        for here in (index == number for number in range(bins)):
+            if here.any():
+                right.plot(promised[here].mean(), hits[here].mean(), "o", color=COLOURS[0],
+                           markersize=2 + 14 * np.sqrt(here.mean()))
+        right.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1)
+        right.set(xlabel="1 − alpha: promised at least", ylabel="share right", xlim=(0, 1.02), ylim=(0, 1.02))
+        left.set(title=f"{dataset}, {labels or 'all'} labels ({len(same)} runs)", ylim=(0, 1))
+        middle.set(ylim=(0, 1.02))
+        for axis in (left, middle):
+            axis.set_xlabel("labelled images seen (kimg)")
+            axis.legend(fontsize="x-small")
+        for axis in (left, middle, right):
+            axis.grid(alpha=0.3)
+    return figure
+
+
+def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Figure:
+    """Draws paired differences to a row with their intervals, and every split's: a row of panels per dataset."""
+    places = sorted({(column.dataset, column.labels or 0) for _, column in found})
+    tags = list(dict.fromkeys(column.metric for _, column in found))
+    names = list(dict.fromkeys(row for row, _ in found))
+    figure, axes = _figure(len(places), len(tags), 3.4, 0.9 + 0.26 * len(names))
+    for line, (dataset, labels) in zip(axes, places, strict=True):
+        for axis, tag in zip(line, tags, strict=True):
+            for row, name in enumerate(names):
+                difference = found.get((name, Column(dataset, labels or None, tag)))
+                if difference is None:
+                    continue
+                axis.plot(difference.differences, [row] * len(difference.differences), "|", color=COLOURS[5])
+                axis.plot([difference.low, difference.high], [row, row], color=COLOURS[0], linewidth=2)
+                axis.plot(difference.mean, row, "o", color=COLOURS[0], markersize=4)
+            axis.axvline(0, color="black", linewidth=1)
+            axis.set_yticks(range(len(names)), names if axis is line[0] else [""] * len(names), fontsize="small")
+            axis.set(ylim=(len(names) - 0.5, -0.5), title=f"{dataset}, {labels or 'all'} labels")
+            axis.set_xlabel(f"{metrics.shown(tag).title}, minus {reference}'s", fontsize="small")
+            axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def growth(rows: Sequence[Mapping], names: Sequence[str]) -> Figure:
+    """Draws seconds per update and peak memory over each of some settings, of measurements that differ in one alone."""
+    figure, axes = _figure(2, len(names), 2.6, 2.3)
+    for (top, bottom), name in zip(axes.T, names, strict=True):
+        for others in {tuple(row[other] for other in names if other != name) for row in rows}:
+            same = sorted((row for row in rows if tuple(row[other] for other in names if other != name) == others
+                           and "step_s" in row), key=lambda row: row[name])
+            if len({row[name] for row in same}) < 2:
+                continue
+            for axis, key, scale in ((top, "step_s", 1.0), (bottom, "peak_memory_mb", 1 / 1024)):
+                axis.plot([row[name] for row in same], [scale * row[key] for row in same], "o-", color=COLOURS[0])
+        top.set(ylabel="seconds per update" if top is axes[0, 0] else "", xscale="log", yscale="log")
+        bottom.set(ylabel="peak memory (GB)" if top is axes[0, 0] else "", xlabel=name, xscale="log")
+        bottom.set_ylim(bottom=0)
+        for axis in (top, bottom):
+            axis.grid(alpha=0.3)
     return figure
 
 

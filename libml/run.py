@@ -121,9 +121,10 @@ class Run:
         steps, values = np.asarray([p[0] for p in pairs]), np.asarray([p[1] for p in pairs], np.float64)
         return steps, 100 - values if tag == "error" else values
 
-    def result(self, metric: str) -> float:
-        """Returns the median of the last 20 reports of "error", "accuracy" (percent), "ece" …; NaN without any."""
-        return medians(self.series(metric)[1])["last20"]
+    def result(self, metric: str, last: int = 20) -> float:
+        """Returns the median of the last reports of "error", "accuracy" (percent), "ece" …; NaN without any."""
+        values = self.series(metric)[1][-last:]
+        return float(np.median(values)) if len(values) else math.nan
 
     def progress(self) -> str:
         """Says how far the run has come."""
@@ -326,7 +327,7 @@ class RunFolder:
 
     def write_arrays(self, name: str, **arrays: Any) -> None:
         """Writes stats/<name>.npz."""
-        write_atomically(self.stats / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))
+        write_atomically(self.stats / f"{name}.npz", lambda file: np.savez(file, **arrays))
 
     def write_rates(self, rates: np.ndarray, description: dict) -> None:
         """Writes CTAugment's rates, and which operations and bins they belong to."""

@@ -24,6 +24,7 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"TF_CONFIG=": "several machines; tests/test_scale.py starts such processes",
     r"python scripts/create_datasets\.py": "downloads; tests/test_sources.py has small files",
     r"python scripts/(torture|doctor)\.py": "minutes; tests/test_doctor.py",
+    r"python scripts/evidence\.py": "hours; tests/test_evidence.py",
     r"CosineDecay": "trained for minutes, for a table",
     r"fashion_mnist": "of the same table"}
 SHORTER = {  # what stands for what takes long, or is not here
@@ -83,7 +84,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_data.md", "README.md", "getting_started.md", "pretrained.md", "reproducing.md",
-                                  "scale.md", "methods.md", "faq.md"])
+                                  "scale.md", "methods.md", "faq.md", "evidence.md"])
 def test_blocks_run(name, place, program, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setitem(DATASETS, "digits", dataclasses.replace(DATASETS["digits"], presets=SHORT))

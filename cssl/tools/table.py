@@ -1,12 +1,15 @@
 """Prints results over seeds as a table: rows are methods, columns dataset and labels; optionally beside the paper's.
 
     cssl-table RUNS … [--metric=error,ece,nll/valid] [--format=markdown|latex|csv] [--seeds=1-5] [--compare=paper]
-                      [--table=efficiency] [--unfinished]
+                      [--table=efficiency] [--against=CSSL] [--last=20] [--unfinished]
 
-A cell is mean ± standard deviation (of the sample, n - 1) over split seeds of the median of the last 20 reports, with
-the number of seeds in brackets. Unfinished runs, missing seeds and damaged files are named below the table (LaTeX: in
-comments, CSV: on stderr). --compare=paper prints one line per cell: ours, the paper's, the difference, whether it is
-within two of the paper's standard deviations, and every setting in which our runs differ from the paper's.
+A cell is mean ± standard deviation (of the sample, n - 1) over split seeds of the median of the last 20 reports
+(--last: of so many), with the number of seeds in brackets. Unfinished runs, missing seeds and damaged files are named
+below the table (LaTeX: in comments, CSV: on stderr). --compare=paper prints one line per cell: ours, the paper's, the
+difference, whether it is within two of the paper's standard deviations, and every setting in which our runs differ from
+the paper's.
+--against=ROW prints the differences of all rows to one of them, split by split: their mean, a 95 % interval (bootstrap
+over the splits, too narrow for few of them) and in how many splits a row is above.
 """
 import csv
 import sys
@@ -37,17 +40,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=str, help="split seeds that should be there: 1-5 or 1,2,4")
     parser.add_argument("--compare", choices=("paper",), help="put the paper's numbers beside ours")
     parser.add_argument("--table", choices=tuple(paper.TABLES), help="compare with this table only")
+    parser.add_argument("--against", metavar="ROW", help="print paired differences to this row")
+    parser.add_argument("--last", type=int, default=20, help="reports whose median is a run's result; default: 20")
     parser.add_argument("--unfinished", action="store_true", help="include unfinished runs, as far as they got")
     args = parser.parse_args()
     tags = args.metric.split(",")
     if not all(map(metrics.is_metric, tags)):
         raise UserError(f"Unknown --metric={args.metric}: expected {metrics.listed()}; with commas between.")
+    if args.last < 1:
+        raise UserError(f"--last={args.last} is out of range: expected 1 or more reports.")
+    if args.against and args.compare:
+        raise UserError("--against and --compare are two tables: give one of them.")
     seeds = seed_list(args.seeds) if args.seeds else ()
-    grid = tables.summarise(read_runs(args.runs), tags, seeds, args.unfinished)
+    grid = tables.summarise(read_runs(args.runs), tags, seeds, args.unfinished, args.last)
     notes = list(grid.notes)
     if args.compare:
         chosen = (args.table,) if args.table else tuple(paper.TABLES)
         lines = tables.table_of_comparisons(tables.compare_with_paper(grid, chosen))
+    elif args.against:
+        if args.against not in grid.rows:
+            raise UserError(f"There is no row {args.against!r}: there are {', '.join(grid.rows) or 'none'}.")
+        lines = tables.table_of_differences(tables.differences(grid, args.against), args.against)
     else:
         lines = tables.numbers_of(grid) if args.format == "csv" else tables.table_of(grid)
     if not grid.cells:

@@ -1,0 +1,244 @@
+"""The paper's claims on real images, at a size that two cores can run. docs/evidence.md has the protocol.
+
+    python scripts/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments]
+                               [--report] [--write]
+
+Runs what is missing, one run after the other: a run that was stopped continues, a finished one is not repeated. Then
+prints the tables as Markdown; with --write they take their place in BENCHMARKS.md, and the figures in docs/evidence.
+--report trains nothing. The part `pilot` has the runs on split 0 behind the protocol, which no table uses.
+CIFAR-10 and Fashion-MNIST must be prepared (`python scripts/create_datasets.py cifar10 fashion_mnist`).
+"""
+import argparse
+import dataclasses
+import datetime
+import math
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from cssl.program import STOPPED, exit_on_user_error
+from cssl.tools.reproduce import Job, run_all
+from libml import metrics, plots, tables
+from libml.errors import UserError
+from libml.run import Run, RunFolder, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "evidence"
+BENCHMARKS = ROOT / "BENCHMARKS.md"
+BEGIN, END = "<!-- begin: scripts/evidence.py -->", "<!-- end: scripts/evidence.py -->"
+
+REFERENCE = "CSSL"
+LATER = ("FlexMatch", "FreeMatch", "SoftMatch", "AdaMatch", "Dash", "SimMatch", "C2S2L")  # the pilot's candidates
+BEST_LATER: tuple[str, ...] = ()  # the two of these that the pilot chooses, which has not been run yet
+ROWS: tuple[tuple[str, dict], ...] = (
+    ("CSSL", {}), ("FixMatch", {"confidence": 0.95}), ("FixMatch", {"confidence": 0.0}), ("FixMatchDA", {}),
+    ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), ("Supervised", {}))
+SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
+         "ema": 0.98, "bn_momentum": 0.98}
+TAGS = ("accuracy", "ece", "nll")
+START = 1 / 8  # of the length, where "faster at the start" is looked at
+
+# The original program on the same split and net, one run each: labelled images in kimg -> accuracy, ECE.
+RECORDED = {"CSSL": {32: (37.9, 0.155), 56: (43.2, 0.285)}, "FixMatch": {32: (33.9, 0.228), 56: (40.1, 0.359)}}
+RECORDED_FLAGS = {"filters": 16, "repeat": 1, "batch": 16, "uratio": 7, "train_kimg": 64, "report_kimg": 8,
+                  "save_kimg": 8, "keep_ckpt": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Runs of one kind: methods with their settings on datasets, in a folder of their own."""
+
+    folder: str
+    datasets: tuple[str, ...]
+    rows: tuple[tuple[str, dict], ...]
+    flags: dict
+    last: int = 1  # reports whose median is a run's result
+
+    def jobs(self, train_dir: Path) -> list[Job]:
+        """Lists the runs, all methods on one split before the next split."""
+        return [Job(method, tuple({"dataset": dataset, "train_dir": (train_dir / self.folder).absolute(), **self.flags,
+                                   **settings}.items()))
+                for dataset in self.datasets for method, settings in self.rows]
+
+
+def _splits(name: str) -> tuple[str, ...]:
+    return tuple(name.replace(".", f".{seed}", 1) for seed in range(1, 6))
+
+
+PARTS = {
+    "curves": Part("curves", ("cifar10.3@250-1",), tuple((method, {"seed": seed}) for seed in (1, 2, 3)
+                                                         for method in RECORDED), RECORDED_FLAGS),
+    "digits": Part("methods", _splits("digits.@40-1"), ROWS, {}, last=20),  # bench_methods.py shares these runs
+    "fashion_mnist": Part("evidence", _splits("fashion_mnist.@40-1"), ROWS, SMALL),
+    "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
+    "pilot": Part("pilot", ("cifar10.0@250-5000",),
+                  tuple((name, {}) for name in ("CSSL", "FixMatch", "Supervised", *LATER)), SMALL),
+}
+
+
+def finished(jobs: list[Job]) -> list[Run]:
+    """Returns the runs that have reached their end."""
+    found = []
+    for job in jobs:
+        config = job.config()
+        run = RunFolder(config.folder()).finished(config)
+        found += [] if run is None else [run]
+    return found
+
+
+def value_at(run: Run, tag: str, images: float) -> float:
+    """Returns what a run reported at a number of labelled images; NaN if it reported nothing just then."""
+    steps, values = run.series(tag)
+    return next((float(value) for step, value in zip(steps, values, strict=True) if step == images), math.nan)
+
+
+# The original's curves.
+
+def curves_table(runs: list[Run]) -> list[list[str]]:
+    """Puts the original's recorded numbers beside those of our runs: mean, smallest and largest over seeds."""
+    lines = [["method", "kimg", "metric", "original (one run)", "ours, mean", "ours, smallest to largest", "seeds",
+              "within"]]
+    for method, points in RECORDED.items():
+        for kimg, recorded in points.items():
+            for tag, theirs in zip(("accuracy", "ece"), recorded, strict=True):
+                values = [value_at(run, tag, 1024 * kimg) for run in runs if run.method == method]
+                if values:
+                    shown, low, high = metrics.shown(tag), min(values), max(values)
+                    lines.append([method, str(kimg), shown.column, f"{theirs:.{1 if tag == 'accuracy' else 3}f}",
+                                  f"{sum(values) / len(values):.{shown.digits}f}",
+                                  f"{low:.{shown.digits}f} to {high:.{shown.digits}f}", str(len(values)),
+                                  "yes" if low <= theirs <= high else "no"])
+    return lines
+
+
+def curves_figure(runs: list[Run]) -> Figure:
+    """Draws our runs' curves with the original's points."""
+    figure = plots.curves([dataclasses.replace(run, config={**run.config, "seed": 0}) for run in runs],
+                          ("accuracy", "ece"))
+    for axis, number in zip(figure.axes, (0, 1), strict=True):
+        for colour, points in zip(plots.COLOURS, RECORDED.values(), strict=False):
+            axis.plot(list(points), [values[number] for values in points.values()], "x", color=colour, markersize=9)
+        axis.set_title("cifar10.3@250; crosses: the original program", fontsize="small")
+    return figure
+
+
+# Methods beside each other.
+
+def start_values(runs: list[Run]) -> dict[int, float]:
+    """Returns the accuracy at an eighth of the length by split seed."""
+    return {run.dataset.seed: value_at(run, "accuracy", START * 1024 * run.config["train_kimg"]) for run in runs}
+
+
+def claims_table(grid: tables.Grid) -> list[list[str]]:
+    """Answers the paper's claims on one dataset: CSSL beside FixMatch in its forms, positive where CSSL is better."""
+    by_row = {row: {column.metric: cell for (other, column), cell in grid.cells.items() if other == row}
+              for row in grid.rows}
+    lines = [["claim", "CSSL against", "better by", "95 % interval", "better in", "answer"]]
+    for claim, tag in (("better with few labels (accuracy)", "accuracy"), ("better calibrated (ECE)", "ece"),
+                       (f"faster at the start (accuracy at {START:g} of the length)", "start")):
+        for row in grid.rows:
+            if not row.startswith("FixMatch") or REFERENCE not in by_row:
+                continue
+            ours, theirs = ({} if "accuracy" not in by_row[name] else
+                            start_values(list(by_row[name]["accuracy"].runs)) if tag == "start" else
+                            dict(zip(by_row[name][tag].seeds, by_row[name][tag].values, strict=True))
+                            for name in (REFERENCE, row))
+            better = tables.paired_difference(theirs, ours) if tag == "ece" else tables.paired_difference(ours, theirs)
+            if not better.differences or math.isnan(better.mean):
+                continue
+            digits = 3 if tag == "ece" else 2
+            lines.append([claim, row, f"{better.mean:+.{digits}f}",
+                          f"{better.low:+.{digits}f} to {better.high:+.{digits}f}",
+                          f"{sum(value > 0 for value in better.differences)} of {len(better.differences)}",
+                          better.verdict])
+    return lines
+
+
+def hours(runs: list[Run]) -> float:
+    """Returns the time from the start of each run's process to its last report, summed up."""
+    spent = 0.0
+    for run in runs:
+        started = run.described("args/environment.json").get("started")
+        if started:
+            begun = datetime.datetime.strptime(started, "%Y-%m-%d %H:%M:%S").timestamp()
+            spent += max(0.0, (run.path / "metrics.jsonl").stat().st_mtime - begun)
+    return spent / 3600
+
+
+def origin(runs: list[Run]) -> str:
+    """Names the commits, the machine and the hours of runs."""
+    facts = [run.described("args/environment.json") for run in runs]
+    commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
+                         for key in ("commit", "machine"))
+    return f"{len(runs)} runs; commit {commits}; {machines}; {hours(runs):.1f} hours of runs"
+
+
+def report(parts: list[str], train_dir: Path) -> tuple[str, dict[str, Figure]]:
+    """Returns tables as Markdown, and figures by name, of what is finished."""
+    texts, figures = [], {}
+    done = {name: finished(PARTS[name].jobs(train_dir)) for name in parts}
+    if done.get("curves"):
+        texts += ["### The original's own curves", origin(done["curves"]) + ".",
+                  tables.markdown(curves_table(done["curves"]))]
+        figures["curves"] = curves_figure(done["curves"])
+    compared = {}
+    for name in parts:
+        if name in ("curves", "pilot") or not done[name]:
+            continue
+        grid = tables.summarise(done[name], TAGS, last=PARTS[name].last)
+        compared |= tables.differences(grid, REFERENCE)
+        texts += [f"### {PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels",
+                  origin(done[name]) + ".", tables.markdown(tables.table_of(grid)),
+                  "Differences to CSSL, split by split:",
+                  tables.markdown(tables.table_of_differences(tables.differences(grid, REFERENCE), REFERENCE)),
+                  "The paper's claims:", tables.markdown(claims_table(grid))]
+    if compared:
+        figures["forest"] = plots.forest(compared, REFERENCE)
+    credal = [run for name, runs in done.items() if name not in ("curves", "pilot") for run in runs
+              if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.metrics)]
+    if credal:
+        figures["credal"] = plots.credal_validity(credal)
+    if done.get("pilot"):
+        tags = ("accuracy/valid", "ece/valid")
+        texts += ["### Pilot (validation images of split 0)", origin(done["pilot"]) + ".",
+                  tables.markdown(tables.table_of(tables.summarise(done["pilot"], tags, last=1)))]
+    return "\n\n".join(texts), figures
+
+
+def write(text: str, figures: dict[str, Figure]) -> None:
+    """Puts tables into BENCHMARKS.md and figures into docs/evidence."""
+    document = BENCHMARKS.read_text(encoding="utf-8")
+    if BEGIN not in document or END not in document:
+        raise UserError(f"{BENCHMARKS} has no place for the tables: expected lines {BEGIN} and {END}.")
+    before, rest = document.split(BEGIN, 1)
+    write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+    for name, figure in figures.items():
+        plots.save(figure, FIGURES / name, ("png",))
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    everything = [name for name in PARTS if name != "pilot"]
+    parser.add_argument("--parts", default=",".join(everything), help=f"of {', '.join(PARTS)}; default: all but pilot")
+    parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
+    parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence/*.png")
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        raise UserError(f"Unknown --parts={args.parts}: expected some of {', '.join(PARTS)}, with commas between.")
+    code = 0
+    if not args.report:
+        jobs = [job for name in parts for job in PARTS[name].jobs(args.train_dir)]
+        code = run_all([job for job in jobs if not job.is_finished()])
+    if code not in STOPPED:
+        text, figures = report(parts, args.train_dir)
+        print(text or "Nothing is finished yet.")
+        if args.write and text:
+            write(text, figures)
+    return code
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
