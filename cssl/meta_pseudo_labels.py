@@ -134,13 +134,11 @@ class MetaPseudoLabels(SSLModel):
             feedback = tf.reduce_mean(losses.soft_cross_entropy(strong, label))
             ramp = step.ramp(options.warmup_pos * self.total_images)
             loss = xe + options.wu * ramp * uda + h * feedback
-            decay = self.decay_loss(teacher, step)
-            total = loss + options.wd * decay
-        gradients = dict(zip(teacher.indices, step.gradients(tape, total, own["teacher"]), strict=True))
+        gradients = dict(zip(teacher.indices, step.gradients(tape, loss, own["teacher"]), strict=True))
         gradients |= dict(zip(student.indices, student_gradients, strict=True))
         return ([gradients[i] for i in range(len(step.weights))],
-                {**scalars, "losses/xe": xe, "losses/xeu": uda, "losses/teacher": loss, "losses/wd": decay,
-                 "losses/total": total + scalars["losses/student"], "monitors/mask": tf.reduce_mean(mask),
+                {**scalars, "losses/xe": xe, "losses/xeu": uda, "losses/teacher": loss,
+                 "losses/total": loss + scalars["losses/student"], "monitors/mask": tf.reduce_mean(mask),
                  "monitors/feedback": h})
 
     def student_step(self, views, step, target, weights, passes):
@@ -150,8 +148,7 @@ class MetaPseudoLabels(SSLModel):
             tape.watch(weights)
             strong, x = tf.split(step.forward(tf.concat([views["strong"], views["labeled"]], 0), **passes), size)
             loss = tf.reduce_mean(losses.soft_cross_entropy(strong, target))
-            total = loss + self.options.wd * self.decay_loss(self.groups["student"], step)
-        gradients = step.mean(step.gradients(tape, total, weights))
+        gradients = step.mean(step.gradients(tape, loss, weights))
         before = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         scalars = {"losses/student": loss, "losses/student_xe": before}
         if self.options.feedback == "none":

@@ -164,6 +164,8 @@ class ScaleOptions:
                                   choices=("off", "float16", "bfloat16"))
     jit: bool = option(False, "compile forward and backward pass with XLA")
     sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
+    recompute: bool = option(False, "keep only the inputs of residual blocks for the backward pass and compute the "
+                             "rest again: less memory, more time", **CIRCUMSTANCE)
     deterministic: bool = option(False, "only operations that repeat bit by bit, also on GPUs (slower there)",
                                  **CIRCUMSTANCE)
 

@@ -157,8 +157,7 @@ class DataFacts:
         return self.image_shape[1] // 8
 
     def augmenter(self, augment: str, **settings) -> Augmenter:
-        """Makes the views, as `SSLData.augmenter`."""
-        # Compiled views pay off where they keep a GPU busy; on a CPU the network's time dwarfs what they save.
+        """Makes the views, as `SSLData.augmenter`; compiled ones on a GPU, where few others could be made."""
         compiled = bool(tf.config.list_physical_devices("GPU"))
         return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.shift,
                          **{"jit_compile": compiled} | settings)

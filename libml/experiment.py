@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,7 @@ __all__ = ["Evaluation", "Interrupted", "Restored", "Result", "build", "evaluate
            "restore", "train"]
 
 PAPER_KIMG = 65536
+COMPILED_PIXELS = 10 ** 9  # of views, for which a CPU saves about a minute by compiling them, and spends some 10 s
 MAX_CLASSES = 20  # listed by an evaluation
 MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
 
@@ -77,6 +79,15 @@ def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
     return DataFacts.of(data, statistics)
 
 
+def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
+    """Whether XLA makes the views: always on a GPU; on a CPU if the run is long enough to win back the compiling."""
+    if tf.config.list_physical_devices("GPU"):
+        return True
+    options, training = config.options, config.training
+    views = options.batch * (1 + options.uratio * getattr(options, "K", 1)) * training.updates(options.batch)
+    return views * image_shape[0] * image_shape[1] >= COMPILED_PIXELS
+
+
 def build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | None = None,
           strong: Callable | None = None) -> SSLModel:
     """Builds network, augmenter and model for data of `parts`, for the strategy in whose scope this is called."""
@@ -95,7 +106,8 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | N
             spec = spec.rpartition(".")[0] + ".x"
         augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
                                    decay=augmentation.adecay, cutout=augmentation.cutout,
-                                   policies=config.dataset.entry.auto_augment, own_strong=strong)
+                                   policies=config.dataset.entry.auto_augment, own_strong=strong,
+                                   jit_compile=compiles_views(config, data.image_shape))
         return config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
                              total_images=config.training.total_images, image_statistics=data.image_statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit, set_sizes=data.set_sizes,
@@ -111,7 +123,7 @@ def _build_network(config: RunConfig, data: DataFacts) -> keras.Model:
                         filters=network.filters, repeat=network.repeat, scales=network.scales,
                         dropout=getattr(config.options, "dropout", 0.0), bn_momentum=network.bn_momentum,
                         sync_bn=config.scale.sync_bn, seed=config.training.seed, weights=network.weights,
-                        input_size=config.data.image_size)
+                        input_size=config.data.image_size, recompute=config.scale.recompute)
 
 
 def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builder | None = None,
@@ -188,6 +200,15 @@ def _build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | 
         raise UserError(str(error)) from error
 
 
+def cpu_facts() -> tuple[str, str]:
+    """Returns the CPU's name and its features, "" where only the kind is known."""
+    lines: dict[str, str] = {}
+    with suppress(OSError):  # only Linux has it
+        lines |= re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return (lines.get("model name") or platform.processor() or platform.machine(),
+            lines.get("flags") or lines.get("Features", ""))
+
+
 def environment_facts() -> dict:
     """Returns what a reader of the results will want to know about this program and machine."""
     root, commit = Path(__file__).parent.parent, ""
@@ -197,7 +218,7 @@ def environment_facts() -> dict:
                                     text=True).stdout.strip()
     return {"commit": commit or "unknown", "python": platform.python_version(),
             "tensorflow": tf.__version__, "keras": keras.__version__,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "machine": f"{cpu_facts()[0]}, {os.cpu_count()} cores",
             "devices": [device.name for device in tf.config.list_logical_devices()],
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": " ".join(sys.argv)}
 
@@ -250,6 +271,7 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
             f"2^20 updates of 64 images are --train_kimg={PAPER_KIMG}")
     name = config.network.own_network or config.network.arch
     log(f"  network: {name}, {models.count_weights(model.network):,} weights")
+    log(f"  views: {'compiled by XLA' if model.augmenter.jit_compile else 'by single kernels, without XLA'}")
     log(f"  files: {trainer.folder.path}")
 
 
@@ -409,7 +431,7 @@ def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, ne
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
     data = parts(config, load(config) if data is None else data)
     model = restore(config, checkpoint, data, network).model
-    scores, test, _ = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
+    scores, test = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
     counts = np.bincount(data.test_labels, minlength=data.num_classes)
     for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):
         if not np.isnan(value):

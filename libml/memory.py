@@ -24,7 +24,7 @@ def count(config: RunConfig, image_shape: Sequence[int], built: Any = None) -> i
     Of a network of keras.applications only its layers tell: they count once it is `built`.
     """
     network, options = config.network, config.options
-    weights = maps = 0
+    weights = maps = widest = 0
     blocks: list[tuple[int, int, int]] = []
     if is_application(network.arch):
         if built is not None:
@@ -36,7 +36,11 @@ def count(config: RunConfig, image_shape: Sequence[int], built: Any = None) -> i
     for scale, times, repeat in blocks:
         channels, side = network.filters * times, [math.ceil(extent / (1 << scale)) for extent in image_shape[:2]]
         weights += repeat * 18 * channels ** 2
-        maps += repeat * _MAPS[network.arch] * side[0] * side[1] * channels
+        size = side[0] * side[1] * channels
+        widest = max(widest, size)
+        maps += repeat * size * (1 if config.scale.recompute else _MAPS[network.arch])
+    if config.scale.recompute and blocks:  # the inputs of all blocks, and all maps of the one that is computed again
+        maps += _MAPS[network.arch] * widest
     views = 1 + options.uratio * (1 + max(1, getattr(options, "K", 1))) if config.method.uses_unlabeled else 1
     return 4 * (weights * 5 + maps * options.batch * views)
 
@@ -63,7 +67,12 @@ def check(config: RunConfig, image_shape: Sequence[int], processes: int = 1, ava
             what, size = f"arch={network.arch}", config.data.image_size
         raise UserError(f"This run needs about {_gigabytes(needed)} of memory, and there are {_gigabytes(available)}: "
                         f"batch={config.options.batch}, uratio={config.options.uratio}, {what} on images of "
-                        f"{size}x{size}. Make one of them smaller.")
+                        f"{size}x{size}. Make one of them smaller{_advice(config)}.")
+
+
+def _advice(config: RunConfig) -> str:
+    recomputes = config.network.arch in _MAPS and config.network.arch != "cnn13" and not config.scale.recompute
+    return ", or give --recompute" if recomputes else ""
 
 
 def _gigabytes(size: int) -> str:

@@ -15,6 +15,7 @@ from libml import augment, losses, monitors, optim
 from libml.config import make_options, option
 from libml.keras_model import KerasModel, Optimizer, check_network, check_passes
 from libml.lazy import keras, tf
+from libml.packing import Packing
 
 ALIGNMENT_LENGTH = 128  # batches in the moving average of predictions
 TrainState = dict  # what `SSLModel.read_state` returns: tensors, nested like `checkpoint_items`
@@ -153,11 +154,15 @@ class Step:
         return found if self.loss_scale is None else [gradient / self.loss_scale for gradient in found]
 
     def updated_weights(self, group: str, gradients: Sequence) -> list[tf.Tensor]:
-        """Returns all weights as they will be once a group has taken its step along its gradients."""
-        weights = list(self.weights)
-        new, *_ = self.model.updated_group(group, weights, gradients, self.slots, self.updates)
-        for i, weight in zip(self.model.groups[group].indices, new, strict=True):
-            weights[i] = weight
+        """Returns all weights as they will be once a group has taken its step along its gradients and decayed."""
+        model, weights = self.model, list(self.weights)
+        state = {"weights": model.packing.pack(weights), "slots": model.pack_slots(self.slots), "updates": self.updates}
+        by_position = dict(zip(model.groups[group].indices, gradients, strict=True))
+        vectors = model.vectors[group]
+        new, *_ = model.updated_group(group, state, [model.packing.vector(by_position, i) for i in vectors])
+        for number, vector in zip(vectors, new, strict=True):
+            for i, weight in model.packing.tensors(vector, number).items():
+                weights[i] = weight
         return weights
 
     def record_pseudo_labels(self, scores: tf.Tensor, mask: tf.Tensor | None = None) -> None:
@@ -276,6 +281,7 @@ class SSLModel(KerasModel):
             self._slot_ranges[name] = first, len(self.slots)
         if sorted(i for group in self.groups.values() for i in group.indices) != list(range(len(trainable))):
             raise ValueError(f"{type(self).__name__}.weight_groups() must have each of the network's weights once.")
+        self._plan_vectors()
         for average, v in zip(self.ema_weights, trainable, strict=True):
             average.assign(v)
         if self.uses_alignment:
@@ -301,6 +307,27 @@ class SSLModel(KerasModel):
         self.jit, self._compiled = jit, tf.function(self._compute_gradients, jit_compile=True, autograph=False)
         self.optimizer = Optimizer(self)
         self.built = True
+
+    def _plan_vectors(self) -> None:
+        """Packs what an update treats alike: the weights of each group that decay, and the others; statistics."""
+        trainable, statistics = self.network.trainable_variables, self.network.non_trainable_variables
+        vectors: dict[tuple, list[int]] = {}
+        for name, group in self.groups.items():
+            for i in group.indices:
+                vectors.setdefault((name, i in group.decayed, trainable[i].dtype), []).append(i)
+        self.packing = Packing([v.shape for v in trainable], list(vectors.values()))
+        self.vectors = {name: [i for i, key in enumerate(vectors) if key[0] == name] for name in self.groups}
+        self.decayed_vectors = {name: [i for i, key in enumerate(vectors) if key[:2] == (name, True)]
+                                for name in self.groups}
+        self._slot_vectors: dict[str, slice] = {}
+        end = 0
+        for name, group in self.groups.items():
+            first, end = end, end + len(self.vectors[name]) * group.rule.slots_per_weight
+            self._slot_vectors[name] = slice(first, end)
+        by_dtype: dict[str, list[int]] = {}
+        for i, v in enumerate(statistics):
+            by_dtype.setdefault(v.dtype, []).append(i)
+        self._statistics = Packing([v.shape for v in statistics], list(by_dtype.values()))
 
     def _class_prior(self) -> np.ndarray:
         if not self.options.p_unlabeled:
@@ -461,6 +488,34 @@ class SSLModel(KerasModel):
 
         tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
+    def pack(self, state: TrainState) -> TrainState:
+        """Returns a state with a few vectors in place of many weights, averages, slots and statistics."""
+        return state | {"weights": self.packing.pack(state["weights"]), "ema": self.packing.pack(state["ema"]),
+                        "slots": self.pack_slots(state["slots"]),
+                        "statistics": self._statistics.pack(state["statistics"])}
+
+    def pack_slots(self, slots: Sequence) -> list[tf.Tensor]:
+        """Returns the vectors of slots: group by group, and within it slot by slot, as those of the weights."""
+        packed = []
+        for name, group in self.groups.items():
+            first, last = self._slot_ranges[name]
+            for start in range(first, last, len(group.indices)):
+                by_position = dict(zip(group.indices, slots[start:], strict=False))
+                packed += [self.packing.vector(by_position, number) for number in self.vectors[name]]
+        return packed
+
+    def unpack(self, state: TrainState) -> TrainState:
+        """Returns the state that was packed."""
+        slots, vectors = [], iter(state["slots"])
+        for name, group in self.groups.items():
+            for _ in range(group.rule.slots_per_weight):
+                found: dict[int, tf.Tensor] = {}
+                for number in self.vectors[name]:
+                    found |= self.packing.tensors(next(vectors), number)
+                slots += [found[i] for i in group.indices]
+        return state | {"weights": self.packing.unpack(state["weights"]), "ema": self.packing.unpack(state["ema"]),
+                        "slots": slots, "statistics": self._statistics.unpack(state["statistics"])}
+
     def normalize(self, images: tf.Tensor) -> tf.Tensor:
         """Whitens float images if asked to."""
         if self.image_statistics is None:
@@ -512,45 +567,68 @@ class SSLModel(KerasModel):
 
     def train_on_views(self, views: dict, state: TrainState | None = None) -> Scalars:
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
-        state = self.read_state() if state is None else state
+        new, scalars = self._updated(views, self.pack(self.read_state() if state is None else state))
+        self.write_state(self.unpack(new))
+        return scalars
+
+    def next_state(self, state: TrainState, batch: dict) -> tuple[TrainState, Scalars]:
+        """Makes of a packed state, and a batch of uint8 images, the next one; reads and writes no variable.
+
+        A loop that carries the state spares each update the reading and writing.
+        """
+        return self._updated(self.make_views(batch, state), state)
+
+    def _updated(self, views: dict, packed: TrainState) -> tuple[TrainState, Scalars]:
+        state = self.unpack(packed)
         found = self._gradients(views, state)
         equal = {name: found["state"].pop(name) for name in self.equal_state}
+        found["gradients"] = self.packing.pack(found["gradients"])
+        found["statistics"] = self._statistics.pack(found["statistics"])
         found = average_over_replicas(found)
-        scalars, weights, slots = dict(found["scalars"]), list(state["weights"]), []
+        scalars, weights, slots = dict(found["scalars"]), list(packed["weights"]), []
+        scalars["losses/wd"] = tf.zeros([])
         for number, (name, group) in enumerate(self.groups.items()):
-            gradients = [found["gradients"][i] for i in group.indices]
-            new_weights, new_slots, lr = self.updated_group(name, state["weights"], gradients, state["slots"],
-                                                            state["updates"])
-            for i, weight in zip(group.indices, new_weights, strict=True):
+            own = self.vectors[name]
+            new_weights, new_slots, lr = self.updated_group(name, packed, [found["gradients"][i] for i in own])
+            for i, weight in zip(own, new_weights, strict=True):
                 weights[i] = weight
             slots += new_slots
+            decay = losses.weight_decay([packed["weights"][i] for i in self.decayed_vectors[name]])
+            scalars["losses/wd"] += decay
+            scalars["losses/total"] += 0.0 if group.decoupled else group.wd * decay
             scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = lr
-        decay = self.ema_decay(state["updates"])
-        averages = [a - (1 - decay) * (a - w) for a, w in zip(state["ema"], weights, strict=True)]
+        decay = self.ema_decay(packed["updates"])
+        averages = [a - (1 - decay) * (a - w) for a, w in zip(packed["ema"], weights, strict=True)]
         new = {"weights": weights, "slots": slots, "ema": averages, "statistics": found["statistics"],
                **{f"state_{name}": value for name, value in (found["state"] | equal).items()}}
         if self.uses_alignment:
-            new["predictions"] = tf.concat([state["predictions"][1:], found["prediction"][None]], 0)
+            new["predictions"] = tf.concat([packed["predictions"][1:], found["prediction"][None]], 0)
         if self.loss_scaling:
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in found["gradients"]])
-            old = {name: state[name] for name in new}
-            new = tf.nest.map_structure(lambda n, o: tf.where(finite, n, o), new, old) | self._scale(finite, state)
+            old = {name: packed[name] for name in new}
+            new = tf.nest.map_structure(lambda n, o: tf.where(finite, n, o), new, old) | self._scale(finite, packed)
             scalars["monitors/loss_scale"] = new["loss_scale"]
         # These go on even where float16 gradients overflowed and the update was left out.
-        new["updates"] = state["updates"] + 1
-        if "rates" in state:
-            new["rates"] = self._learned_rates(views, state) if "probe" in views else state["rates"]
-        self.write_state(new)
-        return scalars
+        new["updates"] = packed["updates"] + 1
+        if "rates" in packed:
+            new["rates"] = self._learned_rates(views, state) if "probe" in views else packed["rates"]
+        return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, packed), scalars
 
-    def updated_group(self, name: str, weights: Sequence, gradients: Sequence, slots: Sequence, updates: tf.Tensor):
-        """Returns a group's new weights, its slots and its learning rate, from all weights and slots, its gradients."""
-        group = self.groups[name]
-        lr, own = group.learning_rate(updates * self.options.batch), list(weights)
-        for i in group.decayed if group.decoupled else ():
-            own[i] *= 1 - group.wd * lr
-        new, new_slots = group.rule.update([own[i] for i in group.indices], gradients,
-                                           slots[slice(*self._slot_ranges[name])], lr, updates)
+    def updated_group(self, name: str, state: TrainState, gradients: Sequence):
+        """Returns the vectors of a group's new weights and of its slots, and its learning rate.
+
+        `state` is packed, `gradients` are the vectors of the group's, without weight decay.
+        """
+        group, own, decayed = self.groups[name], self.vectors[name], self.decayed_vectors[name]
+        lr, gradients = group.learning_rate(state["updates"] * self.options.batch), list(gradients)
+        weights = [state["weights"][i] for i in own]
+        for k, i in enumerate(own):
+            if i in decayed and group.decoupled:
+                weights[k] *= 1 - group.wd * lr
+            elif i in decayed:
+                gradients[k] += group.wd * weights[k]
+        new, new_slots = group.rule.update(weights, gradients, state["slots"][self._slot_vectors[name]], lr,
+                                           state["updates"])
         return new, new_slots, lr
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
@@ -602,23 +680,13 @@ class SSLModel(KerasModel):
     def compute_gradients(self, views: dict, step: Step) -> tuple[list[tf.Tensor], Scalars]:
         """Returns the gradients of all weights on this replica, and scalars to log with losses/total among them.
 
-        They are averaged over replicas afterwards. A method whose loss needs weights that this very update makes has
-        its own way to them.
+        They are averaged over replicas and weight decay is added to both afterwards. A method whose loss needs weights
+        that this very update makes has its own way to them.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
             total, scalars = self.compute_losses(views, step)
-            decays = [self.decay_loss(group, step) for group in self.groups.values()]
-            for group, decay in zip(self.groups.values(), decays, strict=True):
-                if not group.decoupled:
-                    total += group.wd * decay
-        return (step.gradients(tape, total, step.weights),
-                {**scalars, "losses/wd": sum(decays[1:], decays[0]), "losses/total": total})
-
-    @staticmethod
-    def decay_loss(group: Group, step: Step) -> tf.Tensor:
-        """0.5 ||W||^2 over a group's weights that decay."""
-        return losses.weight_decay([step.weights[i] for i in group.decayed])
+        return step.gradients(tape, total, step.weights), {**scalars, "losses/total": total}
 
     def _scale(self, finite: tf.Tensor, state: TrainState) -> dict:
         """The loss scale after this step: half after an overflow, twice after 2000 steps without one."""

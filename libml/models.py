@@ -99,12 +99,12 @@ class _Factory:
 class _Noise:
     """Stateless random numbers of one forward pass: every draw folds the next number into the seed."""
 
-    def __init__(self, seed, dropout: float):
-        self.seed, self.dropout_rate = seed, dropout
-        self.index = itertools.count()
+    def __init__(self, seed, dropout: float, drawn: int = 0):
+        self.seed, self.dropout_rate, self.drawn = seed, dropout, drawn
 
     def uniform(self, shape):
-        seed = tf.random.experimental.stateless_fold_in(self.seed, next(self.index), alg="philox")
+        seed = tf.random.experimental.stateless_fold_in(self.seed, self.drawn, alg="philox")
+        self.drawn += 1
         # From integers, because XLA makes other floats of the same bits; float32, as half would distort the rate.
         bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
         return tf.cast(bits, tf.float32) * 2.0 ** -32 + 0.5
@@ -117,10 +117,29 @@ class _Noise:
         return tf.where(keep, x / (1 - rate), tf.zeros([], x.dtype))
 
 
+def _recomputed(block: keras.layers.Layer, x: tf.Tensor, noise: _Noise) -> tf.Tensor:
+    """Trains a block of which only the input is kept: the backward pass runs it again for its feature maps."""
+    variables, statistics, drawn = block.variables, block.non_trainable_variables, noise.drawn
+
+    def run(x, *values):
+        again = _Noise(noise.seed, noise.dropout_rate, drawn)
+        with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+            y = block(x, training=True, noise=again)
+            new = [tf.stop_gradient(scope.get_current_value(v)) for v in statistics]
+        noise.drawn = again.drawn
+        return y, *new
+
+    y, *new = tf.recompute_grad(run)(x, *map(tf.convert_to_tensor, variables))
+    for variable, value in zip(statistics, new, strict=True):
+        variable.assign(value)
+    return y
+
+
 class _Network(keras.Model):
     """What the networks share: arguments of a call, global mean, dense layer. Subclasses give `features`."""
 
     needs_seed_in_training = False
+    recompute = False  # whether training keeps only the inputs of blocks
     image_shape: tuple[int, ...] | None = None  # of what `build` makes
 
     def __init_subclass__(cls, **arguments):
@@ -146,6 +165,13 @@ class _Network(keras.Model):
     def twin(self, seed: int | None) -> keras.Model:
         """Returns the same network with the weights of another seed."""
         return build(**{**vars(self.settings), "seed": seed})
+
+    def through(self, blocks, x, training, noise):
+        """What residual blocks make of a feature map, one after the other."""
+        for block in blocks:
+            x = _recomputed(block, x, noise) if self.recompute and training else block(x, training=training,
+                                                                                       noise=noise)
+        return x
 
     def call(self, images, training=False, seed=None, mc_dropout=False, embedding_dropout=0.0, outputs=None):
         """Logits [N, classes] of images [N, H, W, C], or what `outputs` asks for, as a tuple.
@@ -213,15 +239,11 @@ class WideResNet(_Network):
 
     def early(self, x, training, noise):
         """Feature map before the last stage."""
-        x = self.stem(x)
-        for block in self.blocks[:self.last_stage]:
-            x = block(x, training=training, noise=noise)
-        return x
+        return self.through(self.blocks[:self.last_stage], self.stem(x), training, noise)
 
     def late(self, x, training, noise):
         """The last stage."""
-        for block in self.blocks[self.last_stage:]:
-            x = block(x, training=training, noise=noise)
+        x = self.through(self.blocks[self.last_stage:], x, training, noise)
         return tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
 
 
@@ -315,10 +337,7 @@ class ShakeShake(_Network):
 
     def features(self, x, training, noise):
         """Feature map [N, H', W', channels] before the global mean."""
-        x = self.norm(self.stem(x), training=training)
-        for block in self.blocks:
-            x = block(x, training=training, noise=noise)
-        return tf.nn.relu(x)
+        return tf.nn.relu(self.through(self.blocks, self.norm(self.stem(x), training=training), training, noise))
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -479,17 +498,23 @@ ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
     "mcdropresnet": WideResNet}  # the original's name for what every network here can do: dropout in chosen passes
 
+BLOCKS = ("resnet", "mcdropresnet", "shake")  # architectures of residual blocks
+
 
 def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
           scales: int | None = None, dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False,
-          seed: int | None = None, weights: str = "none", input_size: int = 0) -> keras.Model:
+          seed: int | None = None, weights: str = "none", input_size: int = 0, recompute: bool = False,
+          ) -> keras.Model:
     """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights.
 
+    With `recompute` training keeps only the inputs of residual blocks and computes the rest again: less memory.
     `weights` and `input_size` are those of networks of keras.applications, keras:NAME: see `libml.pretrained.build`.
     """
     settings = dict(arch=arch, num_classes=num_classes, image_shape=tuple(image_shape), filters=filters, repeat=repeat,
                     scales=scales, dropout=dropout, bn_momentum=bn_momentum, sync_bn=sync_bn, seed=seed,
-                    weights=weights, input_size=input_size)
+                    weights=weights, input_size=input_size, recompute=recompute)
+    if recompute and arch not in BLOCKS:
+        raise ValueError(f"recompute: {arch} has no residual blocks to compute again; {', '.join(BLOCKS)} have.")
     if is_application(arch):
         from libml import pretrained  # which needs the classes above
 
@@ -508,6 +533,7 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
         network = ARCHITECTURES[arch](_Factory(seed, bn_momentum, sync_bn), num_classes=num_classes,
                                       image_shape=tuple(image_shape), filters=filters, repeat=repeat, scales=scales,
                                       dropout=dropout)
+        network.recompute = recompute
     network.image_shape, network.settings = tuple(image_shape), SimpleNamespace(**settings)
     return network
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
 from libml import monitors
@@ -28,7 +29,7 @@ from libml.model import SSLModel
 from libml.run import RunFolder
 
 CAPACITY = 64  # scalars a step may return, and one more that counts the steps
-PSEUDO_LABEL_SAMPLE = 512  # unlabelled images whose pseudo-labels are kept for the report page
+PSEUDO_LABEL_SAMPLE = 512  # unlabelled images, at most, whose pseudo-labels are kept for the report page
 FOLLOWED = 12  # of them, those whose credal sets are in every report
 TEST_SAMPLE = 24  # test images kept for the report page, of each kind
 CHUNK_SECONDS = 1.0  # between looks at signals: long enough to keep Python out, short enough to react
@@ -194,39 +195,13 @@ class Trainer:
             file.unlink(missing_ok=True)
 
     def _summarize(self, report: dict) -> None:
+        # All at once, as tf.summary.scalar takes a millisecond for each: messages one after the other are one message.
+        summary = b"".join(scalar_pb(tag, value).SerializeToString() for tag, value in report.items()
+                           if isinstance(value, int | float) and tag != "step")
         with self._writer.as_default():
-            for tag, value in report.items():
-                if isinstance(value, int | float) and tag != "step":
-                    tf.summary.scalar(tag, value, step=report["step"])
+            tf.summary.experimental.write_raw_pb(summary, step=report["step"])
 
     # Steps.
-
-    def _step_function(self) -> Callable:
-        model, strategy = self.model, self.strategy
-
-        def step(batch):
-            scalars = model.train_step(batch)
-            if len(scalars) > CAPACITY:
-                raise ValueError(f"{type(model).__name__} logs {len(scalars)} scalars; at most {CAPACITY} fit.")
-            self.scalar_names[:] = sorted(scalars)
-            values = tf.stack([*(tf.cast(scalars[name], tf.float64) for name in self.scalar_names),
-                               tf.ones([], tf.float64)])
-            return tf.pad(values, [[CAPACITY - len(self.scalar_names), 0]])  # the count is the last
-
-        @tf.function(autograph=False)  # which would rewrite everything that the step calls
-        def run(iterator, count):
-            """Runs `count` updates, or fewer if the loss stops being a number; returns the last step's scalars."""
-            def update(done, _):
-                values = strategy.run(step, args=(iterator.get_next(),))
-                last = strategy.experimental_local_results(values)[0]  # equal on all replicas
-                self.totals.assign_add(last)
-                return done + 1, last
-
-            start = tf.zeros([], tf.int64), tf.zeros([CAPACITY + 1], tf.float64)
-            return tf.while_loop(lambda done, last: (done < count) & tf.reduce_all(tf.math.is_finite(last)), update,
-                                 start)[1]
-
-        return run
 
     def _try_jit(self, updates: int) -> None:
         """Compiles the step before anything depends on it; goes on without XLA if it cannot."""
@@ -259,7 +234,8 @@ class Trainer:
     def _train(self, signals: list[int]) -> None:
         if self.model.jit:
             self._try_jit(self.updates)
-        iterator, run = self._batches(self.updates), self._step_function()
+        iterator = self._batches(self.updates)
+        run = update_loop(self.model, self.strategy, self.totals, self.scalar_names)
         clock = _Clock(self.batch * (1 + self.uratio))
         chunk = 1
         with tqdm(total=self.total_updates, initial=self.updates, unit="step", dynamic_ncols=True,
@@ -318,9 +294,10 @@ class Trainer:
     def _report(self, clock: _Clock) -> None:
         scalars = monitors.finish(self._means())
         self.totals.assign(tf.zeros_like(self.totals))
-        sample = self.data.unlabeled[:PSEUDO_LABEL_SAMPLE]
+        sample = self.data.unlabeled[:min(PSEUDO_LABEL_SAMPLE, len(self.data.test_labels))]  # most of it is the test
         images = np.asarray(self.data.images[sample])
-        scores, test, guesses = evaluate_all(self.evaluator, self.data, images)
+        scores, test = evaluate_all(self.evaluator, self.data)
+        guesses = self.evaluator.averaged(images)
         distribution = np.bincount(test.argmax(1), minlength=self.data.num_classes) / len(test)
         rate, left = clock.report(self.total_updates - self.updates)
         report = {"step": self.updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),
@@ -328,8 +305,10 @@ class Trainer:
         credal = self.model.credal_sets(guesses)
         if credal:
             alpha = [round(float(size), 5) for size in credal["alpha"]]
+            covered = monitors.credal_coverage(credal["class"], credal["alpha"], self.data.labels[sample])
             report["credal"] = {"class": credal["class"][:FOLLOWED].tolist(), "alpha": alpha[:FOLLOWED],
-                                "deciles": np.quantile(alpha, np.arange(11) / 10).round(5).tolist()}
+                                "deciles": np.quantile(alpha, np.arange(11) / 10).round(5).tolist(),
+                                **{name: round(share, 5) for name, share in covered.items()}}
         with self.group.errors_stop_all():
             if self.is_chief:
                 self.folder.add_report(report)
@@ -413,6 +392,43 @@ class _Clock:
         each = (time.perf_counter() - self.started) / self.done if self.done else self.first
         self.busy, self.seen = 0.0, 0
         return rate, updates_left * each
+
+
+def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Variable | None = None,
+                names: list[str] | None = None) -> Callable[[Iterator, tf.Tensor], tf.Tensor]:
+    """Returns a function that runs updates with batches from an iterator, or fewer if the loss stops being a number.
+
+    It takes the iterator and an int64 count, adds every update's scalars to `totals` [CAPACITY + 1], the last of which
+    counts updates, and returns those of the last one; `names` becomes their names, of those just before the count.
+    """
+    names = [] if names is None else names
+
+    def step(state, batch):
+        state, scalars = model.next_state(state, batch)
+        if len(scalars) > CAPACITY:
+            raise ValueError(f"{type(model).__name__} logs {len(scalars)} scalars; at most {CAPACITY} fit.")
+        names[:] = sorted(scalars)
+        values = tf.stack([*(tf.cast(scalars[name], tf.float64) for name in names), tf.ones([], tf.float64)])
+        return state, tf.pad(values, [[CAPACITY - len(names), 0]])
+
+    @tf.function(autograph=False)  # which would rewrite everything that the step calls
+    def run(iterator, count):
+        def update(done, _, state):
+            state, values = strategy.run(step, args=(state, iterator.get_next()))
+            last = strategy.experimental_local_results(values)[0]  # equal on all replicas
+            if totals is not None:
+                totals.assign_add(last)
+            return done + 1, last, state
+
+        # The state goes round as tensors: variables are read before the first update and written after the last.
+        state = strategy.run(lambda: model.pack(model.read_state()))
+        start = tf.zeros([], tf.int64), tf.zeros([CAPACITY + 1], tf.float64), state
+        _, last, state = tf.while_loop(
+            lambda done, last, _: (done < count) & tf.reduce_all(tf.math.is_finite(last)), update, start)
+        strategy.run(lambda state: model.write_state(model.unpack(state)), args=(state,))
+        return last
+
+    return run
 
 
 def distributed_batches(data: SSLData, strategy: tf.distribute.Strategy, **arguments) -> Iterator:

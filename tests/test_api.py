@@ -344,6 +344,7 @@ def stop_at_once(trainer, report):
     trainer.model.stop_training = True
 
 
+@pytest.mark.slow
 def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch):
     def start(folder, network=tiny_net, hooks=(), strong=turned):
         return train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path / folder)), network=network, strong=strong,

@@ -57,6 +57,7 @@ def test_validation_comes_first_and_training_is_the_rest(real_data_dir):
     assert np.bincount(dataset.labels[dataset.valid]).tolist() == [500] * 10
 
 
+@pytest.mark.slow
 def test_inspect_dataset_prints_the_split(real_data_dir, command, tmp_path):
     sheet = tmp_path / "sheet.png"
     done = command("scripts/inspect_dataset.py", "--dataset=cifar10.3@40-1", "--json", f"--png={sheet}",

@@ -40,6 +40,8 @@ def test_what_a_run_stores(program, tmp_path):
     assert reports[-1]["class"] == sample["class"][:FOLLOWED].tolist()
     np.testing.assert_allclose(reports[-1]["deciles"], np.quantile(sample["alpha"], np.arange(11) / 10), atol=2e-5)
     np.testing.assert_allclose(sample["alpha"], 1 - sample["aligned"].max(1), atol=1e-6)
+    assert reports[-1]["truth"] == pytest.approx(np.mean(sample["class"] == sample["labels"]), abs=1e-5)
+    assert reports[-1]["truth"] < reports[-1]["upper"] < 1
     assert reports[0]["alpha"] != reports[1]["alpha"]
 
     p, labels, chosen = stored["predictions"]["probabilities"], stored["predictions"]["labels"], stored["test_samples"]

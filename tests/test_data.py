@@ -123,6 +123,7 @@ def test_bad_arrays_are_refused(change, message):
         data.from_arrays(**{**arguments, **change})
 
 
+@pytest.mark.slow
 def test_bench_data_prints_json(command):
     result = json.loads(command("scripts/bench_data.py", "--dataset=digits.1@40-1", "--steps=5", "--rounds=2",
                                 "--json").stdout)

@@ -61,6 +61,7 @@ def quick(monkeypatch):
     return real
 
 
+@pytest.mark.slow
 def test_failures_are_lines_and_an_exit_code(quick, monkeypatch):
     def broken(device):
         raise ValueError("first line\nsecond line")

@@ -84,6 +84,7 @@ def test_the_same_images_from_python_have_the_same_folder():
         RunConfig.of(cssl.FullySupervised).with_data(few)
 
 
+@pytest.mark.slow
 def test_hooks_and_keras_callbacks_are_called_at_reports(tmp_path):
     seen = []
 
@@ -260,3 +261,12 @@ def test_mirroring_is_left_out_on_request_and_where_the_dataset_forbids_it():
         assert ("mirrorFalse" in config.folder().name) is not mirror
     config = RunConfig.of(CSSL, dataset="digits.1@40-1")
     assert not experiment.parts(config, experiment.load(config)).mirror
+
+
+@pytest.mark.parametrize(("settings", "compiled"), [
+    ({"dataset": "digits.1@40-1"}, False), ({"dataset": "digits.1@40-1", "train_kimg": 1000}, True),
+    ({"dataset": "cifar10.1@40-1"}, True), ({"dataset": "cifar10.1@40-1", "train_steps": 100}, False)])
+def test_long_runs_compile_their_views(settings, compiled):
+    config = RunConfig.of(CSSL, **settings)
+    shape = (config.dataset.entry.width, config.dataset.entry.width, 3)
+    assert experiment.compiles_views(config, shape) == (compiled or bool(tf.config.list_physical_devices("GPU")))

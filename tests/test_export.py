@@ -244,6 +244,7 @@ def test_half_precision_is_exported_in_float32(tmp_path):
     assert {layer.compute_dtype for layer in single.network.blocks} == {"float32"}
 
 
+@pytest.mark.slow
 def test_the_document_runs_as_written(shipped, program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, place in {"RUN": shipped.run, "photos": shipped.images / "test",

@@ -121,9 +121,13 @@ def test_the_estimate_of_memory_is_near_what_was_measured():
     """WRN-28-2 at batch 64 took 6.7 GB; the estimate is for refusing what is hopeless: within a factor of 2."""
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1")
     assert 3.3e9 < memory.count(config, (32, 32, 3)) < 13.4e9
-    with pytest.raises(UserError, match="needs about .* GB of memory, and there are 1 GB"):
+    with pytest.raises(UserError, match="needs about .* GB of memory, and there are 1 GB.*, or give --recompute"):
         memory.check(config, (32, 32, 3), available=10 ** 9)
     memory.check(config, (32, 32, 3), available=24 * 10 ** 9)
+    frugal = config.replace(recompute=True)  # took 2.4 GB
+    assert 1.2e9 < memory.count(frugal, (32, 32, 3)) < 4.8e9
+    with pytest.raises(UserError, match="Make one of them smaller.$"):
+        memory.check(frugal, (32, 32, 3), available=10 ** 9)
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), [

@@ -887,6 +887,7 @@ def test_a_joint_pass_moves_the_statistics_once(method):
 
 
 @pytest.mark.parametrize("method", [C2S2L, CoMatch, FlexMatch, SimMatch])
+@pytest.mark.slow
 def test_float16_trains_and_keeps_state_when_it_overflows(method):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(distribute.POLICIES["float16"])

@@ -185,8 +185,9 @@ def test_two_replicas_do_what_one_does_with_the_whole_batch(module):
     updates = updates if method.communicates else updates[:1]  # what the first leaves behind counts in the second
     for halves in updates:
         single.train_on_views(joined(single, halves))
+    # Sums over replicas in another order: units of 1e-7 of numbers around 1, which a second update multiplies.
     assert_states_agree(on_two_replicas(method, network, *updates), state_of(single), before,
-                        atol=1e-6 if method.communicates else 1e-7)  # sums over replicas in another order
+                        atol=3e-6 if method.communicates else 1e-7)
 
 
 class Bank(SSLModel):

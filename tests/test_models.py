@@ -322,6 +322,32 @@ def test_compiled_by_xla(arch):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)  # same random numbers, other order of float32 sums
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("arch", ["resnet", "shake"])
+@pytest.mark.slow
+def test_recomputing_blocks_changes_nothing(arch, policy):
+    """Logits, moving statistics and gradients are the same, with the same random numbers; each block runs twice."""
+    found, convolutions = [], []
+    for recompute in (False, True):
+        with models.dtype_policy(policy):
+            net = small(arch, dropout=0.3, recompute=recompute)
+        randomize(net)
+        run = tf.function(lambda net=net: gradients(net, images(), seed=tf.constant([1, 2]), mc_dropout=True),
+                          autograph=False).get_concrete_function()
+        found.append(tf.nest.flatten(run()))
+        convolutions.append(sum(op.type == "Conv2D" for op in run.graph.get_operations()))
+    for plain, recomputed in zip(*found, strict=True):
+        # The same operations in the same order, but for gradients that meet at a block's input: rounding.
+        scale = max(1e-3, float(np.abs(plain).max()))
+        np.testing.assert_allclose(recomputed, plain, atol=scale * (1e-5 if policy == "float32" else 2e-2))
+    assert convolutions[1] == 2 * convolutions[0] - 1  # all but the stem
+
+
+def test_recomputing_needs_blocks():
+    with pytest.raises(ValueError, match="cnn13 has no residual blocks to compute again; resnet, mcdropresnet, shake"):
+        small("cnn13", recompute=True)
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype, tolerance", [("float16", 0.02), ("bfloat16", 0.15)])
 def test_mixed_precision(arch, dtype, tolerance):

@@ -141,6 +141,7 @@ class Uncompilable(FixMatch):
 
 
 @pytest.mark.parametrize(("method", "compiles"), [(FixMatch, True), (Uncompilable, False)])
+@pytest.mark.slow
 def test_what_xla_cannot_compile_runs_without(method, compiles, tmp_path, capsys):
     augmenter = Augmenter("x.x.x", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
     model = make_model(method=method, jit=True, augmenter=augmenter, classes=10, size=16)

@@ -297,6 +297,7 @@ def test_a_run_that_is_continued_draws_the_same():
     assert then.fingerprint() == whole.fingerprint() != first.fingerprint()
 
 
+@pytest.mark.slow
 def test_replicas_draw_apart_and_repeat():
     single = make(FixMatch, tiny, replicas=2)
     half = views_of(single, 0)

@@ -154,6 +154,7 @@ def test_small_screens_and_dark_ones(page):
     assert "Side by side" not in page[0].text  # three runs
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(tmp_path):
     paths = [write_run(tmp_path, [80.0, 90.0 + number], method=method, train_kimg=2, stats=True)
              for number, method in enumerate(("CSSL", "FixMatch"))]

@@ -335,12 +335,14 @@ def test_bad_names_exit_with_2_and_one_line(program, tmp_path, name, message):
     assert message in done.stderr and done.stdout == ""
 
 
+@pytest.mark.slow
 def test_fewer_labels_than_classes_is_a_warning(command):
     done = command("scripts/inspect_dataset.py", "--dataset=digits.1@3-0", "--json")
     assert "fewer labels (3) than classes (10)" in done.stderr
     assert len(json.loads(done.stdout)["labeled_indices"]) == 3
 
 
+@pytest.mark.slow
 def test_create_datasets_is_safe_to_repeat(command, program, cifar100):
     folder, _ = cifar100
     for run in (partial(command, "scripts/create_datasets.py"), partial(program, create.main)):

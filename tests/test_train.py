@@ -303,3 +303,14 @@ def test_cifar10_with_a_small_net(real_data_dir, command, tmp_path):
             "--report_kimg=1.5625", f"--train_dir={tmp_path}", f"--data_dir={real_data_dir}")
     last = reports(only_run(tmp_path))[-1]
     assert last["step"] == 1600 and last["losses/xe"] < 2.25 and last["accuracy"] > 15
+
+
+def test_recomputing_from_the_command_line(program, tmp_path):
+    """A run may continue with --recompute, on networks that have blocks; others are refused in one line."""
+    tiny = ["--dataset=digits.1@40-1", "--filters=16", "--scales=1", "--batch=4", "--uratio=1", "--augment=d.d.x",
+            "--schedule_kimg=1", f"--train_dir={tmp_path}"]
+    program(CSSL, *tiny, "--train_steps=1")
+    done = program(CSSL, *tiny, "--train_steps=2", "--recompute")
+    assert "Continuing from" in done.stdout and "recompute=True" in done.stdout
+    done = program(CSSL, *tiny, "--train_steps=1", "--arch=cnn13", "--recompute", code=2)
+    assert done.stderr.count("\n") == 1 and "cnn13 has no residual blocks to compute again" in done.stderr

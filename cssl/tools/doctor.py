@@ -41,6 +41,8 @@ TRAJECTORY = Path(__file__).with_name("trajectory_fixmatch.npz")
 TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
 GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
 REPEATS = 30
+PASSIVE = frozenset({"Const", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
+                     "PreventGradient", "Shape", "ShapeN", "EnsureShape"})
 CHILD_SECONDS = 300  # nothing that is started here takes a tenth of it
 
 
@@ -99,10 +101,9 @@ def _usable_cores() -> int:
 
 
 def _cpu() -> str:
-    model, flags = platform.processor() or platform.machine(), ""
-    with suppress(OSError):  # only Linux has it
-        lines: dict[str, str] = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M))
-        model, flags = lines.get("model name", model), lines.get("flags") or lines.get("Features", "")
+    from libml import experiment
+
+    model, flags = experiment.cpu_facts()
     vectors = [flag for flag in flags.split() if re.match("avx|fma|f16c|amx|asimd|sve", flag)]
     return f"{model}, {os.cpu_count()} cores ({_usable_cores()} usable), {' '.join(vectors) or 'vectors unknown'}"
 
@@ -215,8 +216,23 @@ def trajectory_deviations() -> list[float]:
     return largest
 
 
-def nodes_by_place(definition) -> tuple[list, list]:
-    """Returns the nodes of a GraphDef and its functions: those that run as single kernels, those that XLA compiles."""
+def _used(function) -> list:
+    """Returns the nodes of a function on which its results and effects depend; TensorFlow drops the others."""
+    by_name = {node.name: node for node in function.node_def}
+    todo, found = [*function.ret.values(), *function.control_ret.values()], {}
+    while todo:
+        name = todo.pop().removeprefix("^").split(":")[0]
+        if name in by_name and name not in found:
+            found[name] = by_name[name]
+            todo += by_name[name].input
+    return list(found.values())
+
+
+def nodes_by_place(definition, start: str = "") -> tuple[list, list]:
+    """Returns the nodes of a GraphDef and its functions: those that run as single kernels, those that XLA compiles.
+
+    With `start`, those of this one of its functions.
+    """
     functions = {function.signature.name: function for function in definition.library.function}
     outside: list = []
     inside: list = []
@@ -227,10 +243,19 @@ def nodes_by_place(definition) -> tuple[list, list]:
             for attribute in node.attr.values():
                 for called in [*([attribute.func] if attribute.func.name else []), *attribute.list.func]:
                     function = functions[called.name]
-                    walk(function.node_def, inside if function.attr["_XlaMustCompile"].b else place)
+                    walk(_used(function), inside if function.attr["_XlaMustCompile"].b else place)
 
-    walk(definition.node, outside)
+    walk(_used(functions[start]) if start else definition.node, outside)
     return outside, inside
+
+
+def kernels_of_loop(definition) -> list:
+    """Returns the nodes of one turn of a GraphDef's only loop that start a kernel; what XLA compiles counts as one.
+
+    Constants, new shapes for the same numbers and what only passes on are none.
+    """
+    (loop,) = [node for node in definition.node if node.op in ("While", "StatelessWhile")]
+    return [node for node in nodes_by_place(definition, loop.attr["body"].func.name)[0] if node.op not in PASSIVE]
 
 
 @functools.cache
