@@ -1,16 +1,17 @@
 """The paper's claims on real images, at a size that two cores can run. docs/evidence.md has the protocol.
 
     python scripts/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments]
-                               [--report] [--write]
+                               [--recorded] [--report] [--write]
 
 Runs what is missing, one run after the other: a run that was stopped continues, a finished one is not repeated. Then
-prints the tables as Markdown; with --write they take their place in BENCHMARKS.md, and the figures in docs/evidence.
---report trains nothing. The part `pilot` has the runs on split 0 behind the protocol, which no table uses.
+prints the tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and
+the runs' numbers in docs/evidence/runs.jsonl. With --recorded the runs of that file count as finished: without it all
+are made here. --report trains nothing. The part `pilot` has the runs on split 0 behind the protocol, which no table of
+methods uses.
 CIFAR-10 and Fashion-MNIST must be prepared (`python scripts/create_datasets.py cifar10 fashion_mnist`).
 """
 import argparse
 import dataclasses
-import datetime
 import math
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from matplotlib.figure import Figure
 
 from cssl.program import STOPPED, exit_on_user_error
 from cssl.tools.reproduce import Job, run_all
-from libml import metrics, plots, tables
+from libml import metrics, plots, record, tables
 from libml.errors import UserError
 from libml.run import Run, RunFolder, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "evidence"
+RECORD = FIGURES / "runs.jsonl"
 BENCHMARKS = ROOT / "BENCHMARKS.md"
 BEGIN, END = "<!-- begin: scripts/evidence.py -->", "<!-- end: scripts/evidence.py -->"
 
@@ -154,41 +156,29 @@ def claims_table(grid: tables.Grid) -> list[list[str]]:
     return lines
 
 
-def hours(runs: list[Run]) -> float:
-    """Returns the time from the start of each run's process to its last report, summed up."""
-    spent = 0.0
-    for run in runs:
-        started = run.described("args/environment.json").get("started")
-        if started:
-            begun = datetime.datetime.strptime(started, "%Y-%m-%d %H:%M:%S").timestamp()
-            spent += max(0.0, (run.path / "metrics.jsonl").stat().st_mtime - begun)
-    return spent / 3600
-
-
 def origin(runs: list[Run]) -> str:
     """Names the commits, the machine and the hours of runs."""
     facts = [run.described("args/environment.json") for run in runs]
     commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
                          for key in ("commit", "machine"))
-    return f"{len(runs)} runs; commit {commits}; {machines}; {hours(runs):.1f} hours of runs"
+    return f"{len(runs)} runs; commit {commits}; {machines}; {sum(map(record.seconds, runs)) / 3600:.1f} hours of runs"
 
 
-def report(parts: list[str], train_dir: Path) -> tuple[str, dict[str, Figure]]:
-    """Returns tables as Markdown, and figures by name, of what is finished."""
+def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
+    """Returns tables as Markdown, and figures by name, of the runs of each part."""
     texts, figures = [], {}
-    done = {name: finished(PARTS[name].jobs(train_dir)) for name in parts}
     if done.get("curves"):
         texts += ["### The original's own curves", origin(done["curves"]) + ".",
                   tables.markdown(curves_table(done["curves"]))]
         figures["curves"] = curves_figure(done["curves"])
     compared = {}
-    for name in parts:
-        if name in ("curves", "pilot") or not done[name]:
+    for name, runs in done.items():
+        if name in ("curves", "pilot") or not runs:
             continue
-        grid = tables.summarise(done[name], TAGS, last=PARTS[name].last)
+        grid = tables.summarise(runs, TAGS, last=PARTS[name].last)
         compared |= tables.differences(grid, REFERENCE)
         texts += [f"### {PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels",
-                  origin(done[name]) + ".", tables.markdown(tables.table_of(grid)),
+                  origin(runs) + ".", tables.markdown(tables.table_of(grid)),
                   "Differences to CSSL, split by split:",
                   tables.markdown(tables.table_of_differences(tables.differences(grid, REFERENCE), REFERENCE)),
                   "The paper's claims:", tables.markdown(claims_table(grid))]
@@ -205,8 +195,8 @@ def report(parts: list[str], train_dir: Path) -> tuple[str, dict[str, Figure]]:
     return "\n\n".join(texts), figures
 
 
-def write(text: str, figures: dict[str, Figure]) -> None:
-    """Puts tables into BENCHMARKS.md and figures into docs/evidence."""
+def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Path) -> None:
+    """Puts tables into BENCHMARKS.md, figures and runs into docs/evidence."""
     document = BENCHMARKS.read_text(encoding="utf-8")
     if BEGIN not in document or END not in document:
         raise UserError(f"{BENCHMARKS} has no place for the tables: expected lines {BEGIN} and {END}.")
@@ -214,6 +204,7 @@ def write(text: str, figures: dict[str, Figure]) -> None:
     write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
     for name, figure in figures.items():
         plots.save(figure, FIGURES / name, ("png",))
+    record.save(runs, train_dir.absolute(), RECORD)
 
 
 def main() -> int:
@@ -222,21 +213,25 @@ def main() -> int:
     everything = [name for name in PARTS if name != "pilot"]
     parser.add_argument("--parts", default=",".join(everything), help=f"of {', '.join(PARTS)}; default: all but pilot")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
-    parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence/*.png")
+    parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence")
     args = parser.parse_args()
     parts = args.parts.split(",")
     if not set(parts) <= set(PARTS):
         raise UserError(f"Unknown --parts={args.parts}: expected some of {', '.join(PARTS)}, with commas between.")
+    if args.recorded:
+        record.restore(RECORD, args.train_dir)
     code = 0
     if not args.report:
         jobs = [job for name in parts for job in PARTS[name].jobs(args.train_dir)]
         code = run_all([job for job in jobs if not job.is_finished()])
     if code not in STOPPED:
-        text, figures = report(parts, args.train_dir)
+        done = {name: finished(PARTS[name].jobs(args.train_dir)) for name in parts}
+        text, figures = report(done)
         print(text or "Nothing is finished yet.")
         if args.write and text:
-            write(text, figures)
+            write(text, figures, [run for runs in done.values() for run in runs], args.train_dir)
     return code
 
 

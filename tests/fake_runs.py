@@ -59,7 +59,7 @@ def write_run(folder: Path, accuracies: list[float], eces: list[float] | None = 
     (run / "args/args.json").write_text(json.dumps(resolved))
     (run / "args/environment.json").write_text(json.dumps({
         "commit": "0123abcd", "python": "3.11.2", "tensorflow": "2.21.0", "keras": "3.15.0", "machine": "2 cores",
-        "started": "2026-01-01T00:00:00", "command": f"python -m cssl --dataset={resolved['dataset']} <&>"}))
+        "started": "2026-01-01 00:00:00", "command": f"python -m cssl --dataset={resolved['dataset']} <&>"}))
     rng = np.random.default_rng(0)
     with open(run / "metrics.jsonl", "w") as file:
         for number, accuracy in enumerate(accuracies, 1):

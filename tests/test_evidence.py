@@ -1,14 +1,16 @@
 """Paired differences and their intervals, the figures of evidence, and the script that makes it."""
 import json
 import math
+import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_runs import invoke, write_run
 
-from libml import monitors, plots, tables
+from libml import monitors, plots, record, tables
 from libml.errors import UserError
 from libml.paper import Column
 from libml.run import RunFolder, read_runs
@@ -148,6 +150,43 @@ def test_jobs_are_commands_that_the_program_takes(tmp_path):
     assert {*evidence.BEST_LATER} <= {*evidence.LATER}
 
 
+def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
+    file, elsewhere = tmp_path / "runs.jsonl", tmp_path / "elsewhere"
+    runs = read_runs([compared])
+    record.save(runs[:4], compared, file)
+    first = file.read_text()
+    record.save(runs, compared, file)
+    assert len(file.read_text().splitlines()) == 6 and set(first.splitlines()) <= set(file.read_text().splitlines())
+    assert str(tmp_path) not in file.read_text()
+    assert record.restore(file, elsewhere) == 6 and record.restore(file, elsewhere) == 0
+    again = read_runs([elsewhere])
+    for ours, theirs in zip(runs, again, strict=True):
+        assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(compared) and not theirs.problems
+        assert theirs.config == ours.config and theirs.finished
+        assert theirs.described("args/environment.json")["commit"] == "0123abcd"
+        for tag in ("accuracy", "ece", "monitors/alpha"):
+            for mine, restored in zip(ours.series(tag), theirs.series(tag), strict=True):
+                np.testing.assert_allclose(restored, mine, rtol=1e-4)  # five digits are kept
+    found, wanted = (plots.credal_validity(which).axes for which in (again, runs))
+    for axis, other in zip(found, wanted, strict=True):
+        for line, expected in zip(axis.lines, other.lines, strict=True):
+            np.testing.assert_allclose(line.get_xydata(), expected.get_xydata(), rtol=1e-4)
+    file.write_text("[]\n")
+    with pytest.raises(UserError, match="is no record of runs"):
+        record.restore(file, elsewhere)
+
+
+def test_a_record_keeps_how_long_a_run_took(tmp_path):
+    path = write_run(tmp_path / "here", [50.0] * 4)
+    begun = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
+    os.utime(path / "metrics.jsonl", (begun + 90, begun + 90))
+    record.save(read_runs([path]), tmp_path / "here", tmp_path / "runs.jsonl")
+    record.restore(tmp_path / "runs.jsonl", tmp_path / "there")
+    assert record.seconds(read_runs([tmp_path / "there"])[0]) == 90
+    (path / "args/environment.json").write_text("{}")
+    assert record.seconds(read_runs([path])[0]) == 0  # unknown
+
+
 def test_the_script_reports_and_writes(tmp_path, monkeypatch):
     job = evidence.PARTS["digits"].jobs(tmp_path)[0]
     config = job.config()
@@ -159,10 +198,17 @@ def test_the_script_reports_and_writes(tmp_path, monkeypatch):
     benchmarks.write_text(f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n")
     monkeypatch.setattr(evidence, "BENCHMARKS", benchmarks)
     monkeypatch.setattr(evidence, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(evidence, "RECORD", tmp_path / "figures" / "runs.jsonl")
     done = invoke(evidence.main, "--report", "--write", f"--train_dir={tmp_path}")
     assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
     text = benchmarks.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "91.00 (1)" in text and "old" not in text
+    # Elsewhere the recorded run counts as finished, and says the same; asked for by name only.
+    elsewhere = tmp_path / "elsewhere"
+    done = invoke(evidence.main, "--report", f"--train_dir={elsewhere}")
+    assert done.stdout == "Nothing is finished yet.\n"
+    done = invoke(evidence.main, "--report", "--recorded", f"--train_dir={elsewhere}")
+    assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
     benchmarks.write_text("no place")
     with pytest.raises(UserError, match="has no place for the tables"):
         invoke(evidence.main, "--report", "--write", f"--train_dir={tmp_path}")
