@@ -188,12 +188,14 @@ def test_every_pair_of_auto_augment_ops():
     assert (expected[..., 3] == 0).any()
 
 
-@pytest.mark.parametrize("spec, jit_compile", [
-    ("d.d.d", False), ("d.d.d", True), ("d.d.rac", False), ("d.d.rac", True), ("d.d.aac", False),
-    pytest.param("d.d.aac", True, marks=pytest.mark.slow)])
-def test_pipeline_on_real_images(spec, jit_compile):
+@pytest.mark.parametrize("spec, jit_compile, on_gpu", [
+    ("d.d.d", False, False), ("d.d.d", True, False), ("d.d.d", True, True), ("d.d.rac", False, False),
+    ("d.d.rac", True, False), ("d.d.aac", False, False),
+    *(pytest.param("d.d.aac", True, on_gpu, marks=pytest.mark.slow) for on_gpu in (False, True))])
+def test_pipeline_on_real_images(spec, jit_compile, on_gpu):
+    """In the forms for ordinary kernels, for XLA on a CPU and for XLA on a GPU, all of which run anywhere."""
     images = real_images()
-    augmenter = Augmenter(spec, jit_compile=jit_compile, policies="cifar10", **CIFAR)
+    augmenter = Augmenter(spec, jit_compile=jit_compile, on_gpu=on_gpu, policies="cifar10", **CIFAR)
     if augmenter.learns_rates:
         augmenter.rates.assign(tf.random.stateless_uniform(augmenter.rates.shape, seed_of(0, 0), 0.5, 1.0))
     strong = tf.function(augmenter.strong, autograph=False)

@@ -16,6 +16,8 @@ from libml.packing import Packing
 from libml.run import RunFolder
 from libml.train import Trainer, update_loop
 
+CONTROL = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "Switch", "Enter"}
+
 
 def test_there_and_back():
     tensors = [tf.reshape(tf.range(6.0), [2, 3]), tf.constant(7.0), tf.constant([8.0, 9.0]), tf.constant([1, 2])]
@@ -105,17 +107,23 @@ def test_kernels_of_an_update(digits, tmp_path):
     """WRN-28-2 with compiled views, as on a GPU: at most 1,200 kernels, most of them the network's own."""
     network = models.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=32, repeat=4, scales=3, seed=1)
     model = build(CSSL, network)
-    model.augmenter.jit_compile = True
+    model.augmenter.jit_compile = model.augmenter.on_gpu = True
     run = trainer(model, digits, tmp_path)
     function = update_loop(model, run.strategy, run.totals).get_concrete_function(run._batches(0),
                                                                                  tf.constant(1, tf.int64))
-    kernels = doctor.kernels_of_loop(function.graph.as_graph_def())
+    definition = function.graph.as_graph_def()
+    kernels = doctor.kernels_of_loop(definition)
     count = Counter(node.op for node in kernels)
     assert 500 < len(kernels) <= 1200, count.most_common(20)
     assert count["Conv2D"] == 2 * 28 and count["Conv2DBackpropFilter"] == 28  # one pass and CTAugment's probe
     # Nothing is read from or written to variables but the sums for the log, and nothing needs the CPU but the batch.
     touched = {op: number for op, number in count.items() if "Variable" in op}
     assert sum(touched.values()) <= 1, touched
+    # Control flow asks the host: nothing but the loop over a policy's operations, whose length is a constant.
+    (loop,) = [node for node in definition.node if node.op == "While"]
+    compiled = Counter(node.op for node in doctor.nodes_by_place(definition, loop.attr["body"].func.name)[1])
+    control = {op: number for op, number in (count + compiled).items() if op in CONTROL}
+    assert control == {"StatelessWhile": 2}, control  # strong views, probe
     missing = {node.op for node in kernels if not doctor.devices_of(node) & {"GPU", "DEFAULT"}}
     if "GPU" in doctor.devices_of(next(node for node in kernels if node.op == "Conv2D")):
         assert missing <= {"IteratorGetNext"}, missing

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from libml.augment import autoaugment, ctaugment, kernels
 from libml.augment.ops import AUTO_OPS, OPS, RAND_OPS
-from libml.augment.policy import Policy, pillow_policy, run_policy
+from libml.augment.policy import CHUNKED, PARTITIONED, SELECTED, Policy, pillow_policy, run_policy
 from libml.augment.spec import LEVELS, AugmentSpec, AutoAugment, RandAugment, parse_augment, parse_policy
 from libml.errors import UserError
 
@@ -39,28 +39,28 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
 
 
-def _weak_view(images: tf.Tensor, samples: Samples, shift: int, compiled: bool = False) -> tf.Tensor:
-    del compiled  # the same either way
+def _weak_view(images: tf.Tensor, samples: Samples, shift: int, form: str = PARTITIONED) -> tf.Tensor:
+    del form  # the same in all
     return kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift)
 
 
-def _shifted_view(images: tf.Tensor, samples: Samples, shift: int, compiled: bool) -> tf.Tensor:
-    return _look_up(_LEVELS, _weak_view(images, samples, shift, compiled))
+def _shifted_view(images: tf.Tensor, samples: Samples, shift: int, form: str) -> tf.Tensor:
+    return _look_up(_LEVELS, _weak_view(images, samples, shift, form))
 
 
-def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, compiled: bool) -> tf.Tensor:
+def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, form: str) -> tf.Tensor:
     x = _weak_view(images, samples, shift)
     if "ops" in samples:
-        x = run_policy(OPS, x, samples, compiled)
+        x = run_policy(OPS, x, samples, form)
     if cutout:
         x = kernels.cutout(x, tf.ones([x.shape[0]]), samples["centre"])
     return _look_up(_LEVELS, x)
 
 
-def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, compiled: bool) -> tf.Tensor:
+def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, form: str) -> tf.Tensor:
     x = _look_up(_TRUNCATED, _weak_view(images, samples, shift))
     x = tf.concat([x, tf.fill([*x.shape[:3], 1], tf.constant(255, tf.uint8))], -1)
-    x = run_policy(AUTO_OPS if auto else RAND_OPS, x, samples, compiled)
+    x = run_policy(AUTO_OPS if auto else RAND_OPS, x, samples, form)
     hidden = x[..., 3:] == 0
     if cutout:
         height, width = x.shape[1:3]
@@ -69,8 +69,8 @@ def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, aut
     return tf.where(hidden, 0.0, _look_up(_LEVELS, x[..., :3]))
 
 
-def _probe_view(images: tf.Tensor, policy: Policy, compiled: bool) -> tf.Tensor:
-    return run_policy(OPS, images, policy, compiled)
+def _probe_view(images: tf.Tensor, policy: Policy, form: str) -> tf.Tensor:
+    return run_policy(OPS, images, policy, form)
 
 
 # One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
@@ -87,12 +87,12 @@ class Augmenter(tf.Module):
     what CTAugment's strong views are: a policy with cutout ("yes"), without it ("no"), cutout alone ("only").
     `policies` are the ones AutoAugment has for the dataset, as in `libml.datasets`. `own_strong` makes the strong views
     instead of the spec: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or to floats in
-    [-1, 1].
+    [-1, 1]. `on_gpu` says what compiled policies suit (none: the device there is); the pixels are the same.
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
                  depth: int = 2, threshold: float = 0.80, decay: float = 0.99, cutout: str = "yes", policies: str = "",
-                 jit_compile: bool = True,
+                 jit_compile: bool = True, on_gpu: bool | None = None,
                  own_strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> None:
         super().__init__(name="augmenter")
         self.spec = parse_augment(spec) if isinstance(spec, str) else spec
@@ -103,6 +103,7 @@ class Augmenter(tf.Module):
             raise ValueError(f"shift={shift}: reflect-padding needs 0 <= shift < {min(image_shape[:2])}")
         self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
         self.cutout, self.policies, self.jit_compile = cutout, policies, jit_compile
+        self.on_gpu = bool(tf.config.list_physical_devices("GPU")) if on_gpu is None else on_gpu
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
         self.mirror, self.shift, self.own_strong = mirror, shift, own_strong
         if own_strong is not None:
@@ -145,7 +146,9 @@ class Augmenter(tf.Module):
         return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
 
     def _run(self, function, images: tf.Tensor, samples: Samples, *numbers) -> tf.Tensor:
-        return (_compiled[function] if self.jit_compile else function)(images, samples, *numbers, self.jit_compile)
+        if not self.jit_compile:
+            return function(images, samples, *numbers, PARTITIONED)
+        return _compiled[function](images, samples, *numbers, SELECTED if self.on_gpu else CHUNKED)
 
     def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]

@@ -9,6 +9,8 @@ from PIL import Image
 
 from libml.augment.ops import Op
 
+# Forms of a policy in the graph: for ordinary kernels; for XLA on a CPU; for XLA on a GPU.
+PARTITIONED, CHUNKED, SELECTED = "partitioned", "chunked", "selected"
 Policy = dict[str, tf.Tensor]  # "ops" int32 [N, depth] into the table's order, "params" float32 [N, depth, P]
 
 
@@ -60,16 +62,29 @@ def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tens
     return result[:n]
 
 
-def run_policy(table: Mapping[str, Op], images: tf.Tensor, policy: Policy, compiled: bool = False) -> tf.Tensor:
-    """Applies policy["ops"][:, 0], then [:, 1], … to uint8 images; `compiled` says that XLA compiles this code."""
+def _selected(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
+    """The same with every operation on all images: many times the work, but no image decides what runs.
+
+    On a GPU that work is small, while a loop whose length depends on the images asks the host at every turn.
+    """
+    result = images
+    for i, op in enumerate(table):
+        if op.parameters:
+            result = tf.where(tf.reshape(ops == i, [-1, 1, 1, 1]), _call(op, images, params), result)
+    return result
+
+
+def run_policy(table: Mapping[str, Op], images: tf.Tensor, policy: Policy, form: str = PARTITIONED) -> tf.Tensor:
+    """Applies policy["ops"][:, 0], then [:, 1], … to uint8 images, in one of the forms; all make the same pixels."""
     entries, ops, params = list(table.values()), policy["ops"], policy["params"]
-    if not compiled:
+    if form == PARTITIONED:
         run, shape = _partitioned(tuple(entries), *images.shape[1:]), images.shape
         for slot in range(ops.shape[1]):
             images = run(images, ops[:, slot], params[:, slot])
         return tf.reshape(images, shape)
     # A loop in the graph, so that the operations are compiled once and not once per slot.
-    body = lambda slot, x: (slot + 1, _chunked(entries, x, ops[:, slot], params[:, slot]))  # noqa: E731
+    run = {CHUNKED: _chunked, SELECTED: _selected}[form]
+    body = lambda slot, x: (slot + 1, run(entries, x, ops[:, slot], params[:, slot]))  # noqa: E731
     return tf.while_loop(lambda slot, _: slot < ops.shape[1], body, [tf.constant(0), images])[1]
 
 
