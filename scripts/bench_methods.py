@@ -1,8 +1,9 @@
 """Trains every method on the handwritten digits and compares them with labels alone.
 
-    python scripts/bench_methods.py                     (all methods x 3 splits; minutes each on 2 cores)
+    python scripts/bench_methods.py                     (all methods x 5 splits; minutes each on 2 cores)
     python scripts/bench_methods.py --methods cssl,mixmatch --seeds 1 --flags "--train_kimg=5"
     python scripts/bench_methods.py --table             (only print what is finished)
+    python scripts/bench_methods.py --recorded --write  (go on from the runs in docs/evidence/runs.jsonl, and add to it)
     python scripts/bench_methods.py --speed --flags "--filters=32 --repeat=4 --batch=64"        (what a step costs)
 
 Runs go one after the other with the digits preset, each in a process of its own. A run that was stopped continues, a
@@ -29,11 +30,12 @@ from sklearn.semi_supervised import LabelSpreading
 import cssl
 from cssl import cli
 from cssl.program import STOPPED, exit_on_user_error, run_program
-from libml import tables
+from libml import record, tables
 from libml.errors import UserError
 from libml.metrics import METRICS, scores, shown
 from libml.run import Run, RunFolder
 
+RECORD = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "runs.jsonl"
 BASELINE = "supervised"
 SPREADING = "LabelSpreading (scikit-learn)"
 
@@ -164,11 +166,13 @@ def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(cssl.methods().values()), help="modules of cssl, comma-separated")
-    parser.add_argument("--seeds", default="1,2,3", help="split seeds, comma-separated")
+    parser.add_argument("--seeds", default="1,2,3,4,5", help="split seeds, comma-separated")
     parser.add_argument("--labels", default="40", help="number of labels")
     parser.add_argument("--train_dir", default="./experiments/methods", help="folder for the runs")
     parser.add_argument("--flags", default="", help="further flags for every run, in one string")
     parser.add_argument("--table", action="store_true", help="start nothing, print what is finished")
+    parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
+    parser.add_argument("--write", action="store_true", help=f"add finished runs to {RECORD.name}")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--speed", action="store_true", help="time one update of each method instead")
     parser.add_argument("--rounds", type=int, default=3, help="of --speed; the best counts")
@@ -183,12 +187,15 @@ def main() -> int:
         raise UserError(f"Unknown methods {', '.join(unknown)}; there are {', '.join(cssl.methods().values())}.")
     if arguments.speed:
         return speed(methods, arguments.flags, arguments.rounds, arguments.json)
+    folder = Path(arguments.train_dir).absolute()
+    if arguments.recorded:
+        record.restore(RECORD, folder.parent)
     rows, failed = {}, []
     for method in methods:
         done = []
         for seed in arguments.seeds.split(","):
             flags = [f"--dataset=digits.{seed}@{arguments.labels}-1",
-                     f"--train_dir={Path(arguments.train_dir).absolute()}", *shlex.split(arguments.flags)]
+                     f"--train_dir={folder}", *shlex.split(arguments.flags)]
             if cssl.method(method).uses_all_labels:  # all splits are one: vary what else is random
                 flags.append(f"--seed={seed}")
             run = finished_run(method, flags)
@@ -205,6 +212,8 @@ def main() -> int:
                 done.append(run)
         if done:
             rows[method] = measure(done)
+        if arguments.write:
+            record.save(done, folder.parent, RECORD)
     rows[SPREADING] = label_spreading([f"digits.{seed}@{arguments.labels}-1" for seed in arguments.seeds.split(",")])
     print(json.dumps(rows, indent=1) if arguments.json else table(rows))
     for name in failed:
