@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,18 @@ def default_data_dir() -> Path:
     return Path(os.path.expanduser(chosen))
 
 
+@contextmanager
+def _without(*packages: str) -> Iterator[None]:
+    """Makes packages look absent to what is imported meanwhile, unless they are imported already."""
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for package in hidden:
+            del sys.modules[package]
+
+
 def start_tensorflow(onednn: bool = True) -> None:
     """Imports TensorFlow with oneDNN on (unless the user says otherwise, or it is not to be) and without its banner.
 
@@ -62,7 +75,9 @@ def start_tensorflow(onednn: bool = True) -> None:
     with place as banner:
         os.dup2(banner.fileno(), 2)
         try:
-            import tensorflow as tf
+            with _without("sklearn", "matplotlib"):  # Keras takes more than a second for them, and needs neither
+                import keras  # noqa: F401
+                import tensorflow as tf
 
             tf.config.list_physical_devices()  # drivers complain on first use
         except BaseException:

@@ -203,9 +203,10 @@ def test_bytes_and_floats_are_predicted_alike():
 def test_networks_that_onednn_gets_wrong_run_without_it(command):
     code = ("import sys; from cssl import CSSL, cli, RunConfig; "
             "cli.start_tensorflow(RunConfig.of(CSSL, filters=int(sys.argv[1])).trusts_onednn); "
-            "from libml import distribute; print(distribute.onednn_is_on())")
-    assert command("-c", code, "8", TF_ENABLE_ONEDNN_OPTS="1").stdout.strip() == "False"
-    assert command("-c", code, "32", TF_ENABLE_ONEDNN_OPTS="1").stdout.strip() == "True"
+            "from libml import distribute; print(distribute.onednn_is_on()); absent = {'sklearn', 'matplotlib'}; "
+            "print(absent & set(sys.modules)); import matplotlib.pyplot, sklearn.datasets")
+    assert command("-c", code, "8", TF_ENABLE_ONEDNN_OPTS="1").stdout.split() == ["False", "set()"]
+    assert command("-c", code, "32", TF_ENABLE_ONEDNN_OPTS="1").stdout.split() == ["True", "set()"]
 
 
 def test_a_python_user_is_told_of_onednn(monkeypatch, tmp_path):

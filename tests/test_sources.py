@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from cssl.tools import data as create
 from cssl.tools import inspect
@@ -175,6 +176,10 @@ def test_digits_are_embedded():
     assert not dataset.mirror and dataset.shift == 2
     assert np.bincount(dataset.labeled_classes).tolist() == [4] * 10
     assert (dataset.images[..., 0] == dataset.images[..., 2]).all()
+    bunch, found = load_digits(), sources._digits_table()
+    np.testing.assert_array_equal(found, np.column_stack([bunch.data, bunch.target]))
+    with mock.patch.object(sources.importlib.util, "find_spec", lambda name: None):  # another layout of scikit-learn
+        np.testing.assert_array_equal(sources._digits_table(), found)
 
 
 # The cache.
