@@ -551,13 +551,19 @@ class SSLModel(KerasModel):
             views["weak"] = augment.to_float(tf.concat(weak, 0))
         if num_weak or num_strong:
             views["unlabeled_label"] = batch["unlabeled_label"]
-        if num_strong:
-            strong = [self.augmenter.strong(batch["unlabeled"], fold_in(seed, 10 + k), rates)
-                      for k in range(num_strong)]
+        learns, strong, probed = self.augmenter.learns_rates, [], None
+        seeds = [fold_in(seed, 10 + k) for k in range(num_strong)]
+        if learns and seeds:
+            view, *probed = self.augmenter.strong_and_probe(batch["unlabeled"], seeds.pop(0), labeled, fold_in(seed, 3),
+                                                            rates)
+            strong.append(view)
+        elif learns and strong_labeled:
+            probed = self.augmenter.probe(labeled, fold_in(seed, 3))
+        strong += [self.augmenter.strong(batch["unlabeled"], strong_seed, rates) for strong_seed in seeds]
+        if strong:
             views["strong"] = tf.concat(strong, 0)
-        if self.augmenter.learns_rates and (num_strong or strong_labeled):
-            probe, policy = self.augmenter.probe(labeled, fold_in(seed, 3))
-            views["probe"] = {"images": augment.to_float(probe), "policy": policy}
+        if probed:
+            views["probe"] = {"images": augment.to_float(probed[0]), "policy": probed[1]}
         return views | {key: batch[key] for key in ("labeled_index", "unlabeled_index") if key in batch}
 
     def train_step(self, batch: dict) -> Scalars:

@@ -376,6 +376,16 @@ def test_probes_ignore_the_rates():
     assert np.array_equal(first, pillow_policy(OPS, images, policy))
 
 
+@pytest.mark.parametrize("spec", ["d.d.d", "m.x.d", "d.d.d.rac"])
+def test_strong_views_and_probes_may_be_made_together(spec):
+    augmenter = Augmenter(spec, jit_compile=False, **DIGITS)
+    images, weak = random_images(24), random_images(8, seed=1)
+    strong, probe, policy = augmenter.strong_and_probe(images, seed_of(1, 2), weak, seed_of(3, 4))
+    alone, again = augmenter.probe(weak, seed_of(3, 4))
+    assert np.array_equal(strong, augmenter.strong(images, seed_of(1, 2)))
+    assert np.array_equal(probe, alone) and np.array_equal(policy["params"], again["params"])
+
+
 def python_update(rates: np.ndarray, policy, probabilities: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:
     """The rule, one hit after the other, in double precision."""
     rates, ops, params = rates.astype(float), np.asarray(policy["ops"]), np.asarray(policy["params"])

@@ -52,9 +52,22 @@ def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, for
     x = _weak_view(images, samples, shift)
     if "ops" in samples:
         x = run_policy(OPS, x, samples, form)
+    return _finished_cta_view(x, samples, cutout)
+
+
+def _finished_cta_view(x: tf.Tensor, samples: Samples, cutout: bool) -> tf.Tensor:
     if cutout:
         x = kernels.cutout(x, tf.ones([x.shape[0]]), samples["centre"])
     return _look_up(_LEVELS, x)
+
+
+def _cta_and_probe_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor, policy: Policy, shift: int, cutout: bool,
+                        form: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """`_cta_view` and `_probe_view` as one batch."""
+    x = tf.concat([_weak_view(images, samples, shift), weak], 0)
+    both = {key: tf.concat([samples[key], policy[key]], 0) for key in ("ops", "params")}
+    x, probe = tf.split(run_policy(OPS, x, both, form), [images.shape[0], weak.shape[0]])
+    return _finished_cta_view(x, samples, cutout), probe
 
 
 def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, form: str) -> tf.Tensor:
@@ -75,7 +88,7 @@ def _probe_view(images: tf.Tensor, policy: Policy, form: str) -> tf.Tensor:
 
 # One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
 _compiled = {f: tf.function(f, jit_compile=True, autograph=False)
-             for f in (_weak_view, _shifted_view, _cta_view, _rand_view, _probe_view)}
+             for f in (_weak_view, _shifted_view, _cta_view, _rand_view, _probe_view, _cta_and_probe_view)}
 
 
 class Augmenter(tf.Module):
@@ -145,10 +158,10 @@ class Augmenter(tf.Module):
                             f"shape {made.shape}; expected the same shape, uint8 or floats.")
         return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
 
-    def _run(self, function, images: tf.Tensor, samples: Samples, *numbers) -> tf.Tensor:
+    def _run(self, function, images: tf.Tensor, samples: Samples, *further):
         if not self.jit_compile:
-            return function(images, samples, *numbers, PARTITIONED)
-        return _compiled[function](images, samples, *numbers, SELECTED if self.on_gpu else CHUNKED)
+            return function(images, samples, *further, PARTITIONED)
+        return _compiled[function](images, samples, *further, SELECTED if self.on_gpu else CHUNKED)
 
     def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]
@@ -242,12 +255,27 @@ class Augmenter(tf.Module):
 
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
         """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
+        policy = self._sample_probe(weak.shape[0], seed)
+        return self._run(_probe_view, weak, policy), policy
+
+    def _sample_probe(self, n: int, seed: tf.Tensor) -> Policy:
         if not self.learns_rates:
             raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d, "
                              "and not cutout alone")
-        uniform = _uniform(seed, _PROBE, weak.shape[0], self.depth * ctaugment.PROBE)
-        policy = ctaugment.sample_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
-        return self._run(_probe_view, weak, policy), policy
+        uniform = _uniform(seed, _PROBE, n, self.depth * ctaugment.PROBE)
+        return ctaugment.sample_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
+
+    def strong_and_probe(self, images: tf.Tensor, seed: tf.Tensor, weak: tf.Tensor, probe_seed: tf.Tensor,
+                         rates: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor, Policy]:
+        """`strong` of images and `probe` of weak views of others; together where both are CTAugment's, at half the
+        kernels, or half the compiling."""
+        kind, strong = self.spec.under("strong")
+        if strong != "d":
+            return (self.strong(images, seed, rates), *self.probe(weak, probe_seed))
+        policy = self._sample_probe(weak.shape[0], probe_seed)
+        samples = self.sample_strong(images.shape[0], seed, rates)
+        return (*self._run(_cta_and_probe_view, images, samples, weak, policy, self._weak_kinds[kind][1],
+                           self.cutout != "no"), policy)
 
     def updated_rates(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor,
                       ) -> tf.Tensor:
