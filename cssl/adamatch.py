@@ -1,17 +1,19 @@
-"""AdaMatch (Berthelot et al. 2022), in USB's form: FixMatch with a relative threshold and labels' predictions as prior.
+"""AdaMatch (Berthelot et al. 2022): FixMatch with a relative threshold and labels' predictions as prior.
 
     python -m cssl.adamatch --dataset=cifar10.3@40-1
+    python -m cssl.adamatch --dataset=cifar10.3@40-1 --form=authors --confidence=0.9 --uratio=3 --wd=0.001
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from libml import banks, losses
+from libml import banks, losses, mixing, optim
 from libml.config import option
 from libml.lazy import tf
-from libml.model import Equal, SSLModel
+from libml.model import ALIGNMENT_LENGTH, Equal, SSLModel
 
 
 class AdaMatch(SSLModel):
@@ -21,36 +23,78 @@ class AdaMatch(SSLModel):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """AdaMatch's own hyperparameters; the authors' own runs: confidence 0.9, uratio 3, wd 0.001."""
+        """AdaMatch's own hyperparameters; the authors' own runs: confidence 0.9, uratio 3, wd 0.001, 2^17 updates."""
 
         confidence: float = option(0.95, "tau: threshold, relative to the mean confidence on labelled images", low=0,
                                    high=1, named=True)
         momentum: float = option(0.999, "decay of the averages of predictions", low=0, high=1)
+        form: str = option("usb", "USB's, one pass; or the authors': labelled images also strong, their logits between "
+                           "those of two passes, a warm-up, no Nesterov", choices=("usb", "authors"))
+
+    @property
+    def strong_labeled_too(self) -> bool:  # type: ignore[override]
+        """The authors' form trains on strong views of labelled images, too."""
+        return self.options.form == "authors"
+
+    @property
+    def optimizer_rule(self) -> optim.Nesterov:
+        """SGD with momentum; Nesterov's in USB's form."""
+        return optim.Nesterov(nesterov=self.options.form == "usb")
+
+    def learning_rate(self, images_seen):
+        """As all methods', or lr cos(t arccos 1/4) in the authors' form, t the share of the run."""
+        if self.options.form == "usb":
+            return super().learning_rate(images_seen)
+        return self.options.lr * tf.cos(math.acos(0.25) * tf.cast(images_seen, tf.float32) / self.total_images)
 
     def initial_state(self):
-        """Averages of the predictions on labelled and on unlabelled (zeros: none yet) images."""
-        return {"p_labeled": Equal(np.full(self.num_classes, 1 / self.num_classes, np.float32)),
-                "p_unlabeled": Equal(np.zeros(self.num_classes, np.float32))}
+        """Predictions on labelled images, averaged; on unlabelled ones, averaged (zeros: none yet) or the last 128."""
+        uniform = np.full(self.num_classes, 1 / self.num_classes, np.float32)
+        unlabeled = np.zeros_like(uniform) if self.options.form == "usb" else np.tile(uniform, [ALIGNMENT_LENGTH, 1])
+        return {"p_labeled": Equal(uniform), "p_unlabeled": Equal(unlabeled)}
 
     def targets(self, labeled: tf.Tensor, q: tf.Tensor, step) -> tuple[tf.Tensor, tf.Tensor]:
         """Aligned predictions a [N, C] and mask [N], from probabilities of labelled and unlabelled weak views."""
-        p_l, p_u = (banks.running_mean(step.state[name], step.mean(tf.reduce_mean(p, 0)), self.options.momentum)
-                    for name, p in (("p_labeled", labeled), ("p_unlabeled", q)))
-        step.new_state |= {"p_labeled": p_l, "p_unlabeled": p_u}
-        tau = self.options.confidence * step.mean(tf.reduce_mean(tf.reduce_max(labeled, -1)))
+        options, state = self.options, step.state
+        means = [step.mean(tf.reduce_mean(p, 0)) for p in (labeled, q)]
+        p_l = banks.running_mean(state["p_labeled"], means[0], options.momentum)
+        if options.form == "usb":
+            p_u = step.new_state["p_unlabeled"] = banks.running_mean(state["p_unlabeled"], means[1], options.momentum)
+        else:
+            step.new_state["p_unlabeled"] = banks.push(state["p_unlabeled"], means[1][None])
+            p_u = tf.reduce_mean(step.new_state["p_unlabeled"], 0)
+        step.new_state["p_labeled"] = p_l
+        tau = options.confidence * step.mean(tf.reduce_mean(tf.reduce_max(labeled, -1)))
         a = losses.align(q, p_data=p_l, p_model=p_u)
         return a, losses.confidence_mask(a, tau)
 
+    def warmup(self, step) -> tf.Tensor:
+        """The weight of the unlabelled loss: (1 - cos(2 pi t)) / 2 in the first half of the authors' form, then 1."""
+        if self.options.form == "usb":
+            return tf.ones([])
+        return 0.5 - 0.5 * tf.cos(math.pi * step.ramp(self.total_images / 2))
+
+    def logits(self, views, step):
+        """Labelled logits (each weak view, then in the authors' form each strong one), weak and strong ones."""
+        if self.options.form == "usb":
+            return self.forward_together(views, step)
+        labeled = tf.concat([views["labeled"], views["labeled_strong"]], 0)
+        alone = step.forward(labeled, update_statistics=False)
+        together, weak, strong = self.forward_together({**views, "labeled": labeled}, step)
+        share = mixing.uniform(together.shape, step.new_seed())
+        return together + share * (alone - together), weak, strong
+
     def compute_losses(self, views, step):
-        """H(label, p) + wu [max a >= tau mean max p(labelled)] H(argmax a, p)."""
-        x, weak, strong = self.forward_together(views, step)
-        labeled, q = (tf.stop_gradient(tf.nn.softmax(logits)) for logits in (x, weak))
+        """H(label, p) + wu w(t) [max a >= tau mean max p(labelled)] H(argmax a, p)."""
+        x, weak, strong = self.logits(views, step)
+        size = views["labeled"].shape[0]
+        labeled, q = (tf.stop_gradient(tf.nn.softmax(logits)) for logits in (x[:size], weak))
         a, mask = self.targets(labeled, q, step)
         step.record_pseudo_labels(a, mask)
-        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        xe = tf.reduce_mean(losses.cross_entropy(x, tf.tile(views["label"], [x.shape[0] // size])))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, tf.argmax(a, -1)))
-        return xe + self.options.wu * xeu, {"losses/xe": xe, "losses/xeu": xeu,
-                                            "monitors/mask": tf.reduce_mean(mask)}
+        return (xe + self.options.wu * self.warmup(step) * xeu,
+                {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)})
 
 
 if __name__ == "__main__":

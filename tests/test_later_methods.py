@@ -441,6 +441,77 @@ def test_adamatch_targets():
         np.testing.assert_array_equal(mask, wanted)
 
 
+def test_adamatch_targets_of_the_authors():
+    labeled, q = ([[.9, .05, .05], [.2, .7, .1]], [[.6, .3, .1], [.2, .5, .3]])
+    for confidence, wanted in ((.9, [0, 0]), (.599 / .8, [1, 0]), (.6 / .8, [0, 0]), (.499 / .8, [1, 1])):
+        model = model_of(AdaMatch, form="authors", confidence=confidence)
+        step = step_of(model)
+        a, mask = model.targets(tf.constant(labeled), tf.constant(q), step)
+        np.testing.assert_array_equal(mask, wanted)
+    close(step.new_state["p_labeled"], [.333550, .333375, .333075])
+    close(tf.reduce_mean(step.new_state["p_unlabeled"], 0), [.333854, .333854, .332292])
+    close(a, [[.599898, .299792, .100310], [.199856, .499379, .300765]])
+
+
+def test_adamatch_schedules():
+    authors, usb = (model_of(AdaMatch, form=form) for form in ("authors", "usb"))  # of 1000 images
+    close([authors.warmup(step_of(authors, images)) for images in (0, 125, 250, 500, 1000)],
+          [0, .146447, .5, 1, 1])
+    close([authors.learning_rate(tf.constant(images)) for images in (0, 500, 1000)], [.03, .023717, .0075])
+    close(usb.warmup(step_of(usb)), 1)
+    close(usb.learning_rate(tf.constant(1000)), .03 * np.cos(7 * np.pi / 16))
+    assert usb.optimizer_rule.nesterov and not authors.optimizer_rule.nesterov
+
+
+def adamatch_of_the_authors(network, **options):
+    model = AdaMatch(network, CLASSES, options=AdaMatch.Options(batch=BATCH, uratio=2, form="authors", **options),
+                     total_images=1000)
+    views = views_of(model, 3)
+    return model, views, Step(model, SEED, model.read_state())
+
+
+def test_adamatch_of_the_authors():
+    """Where no image changes another's logits both passes are one."""
+    model, views, step = adamatch_of_the_authors(PlainEmbedding(), confidence=.5)
+    step.images_seen = tf.constant(250)
+    total, scalars = model.compute_losses(views, step)
+    x, strong_x, weak, strong = (model.network(views[name]).numpy() for name in ("labeled", "labeled_strong", "weak",
+                                                                               "strong"))
+    label, rows = views["label"].numpy(), np.arange(BATCH)
+    xe = np.mean([-np.log(softmax(found)[rows, label]) for found in (x, strong_x)])
+    p, q = softmax(x), softmax(weak)
+    p_l = .999 / CLASSES + .001 * p.mean(0)
+    p_u = (127 / CLASSES + q.mean(0)) / 128
+    a = q * (1e-6 + p_l) / (1e-6 + p_u)
+    a /= a.sum(1, keepdims=True)
+    mask = a.max(1) >= .5 * p.max(1).mean()
+    xeu = np.mean(mask * -np.log(softmax(strong)[np.arange(len(a)), a.argmax(1)]))
+    close([scalars["losses/xe"], scalars["losses/xeu"], total], [xe, xeu, xe + .5 * xeu], rtol=1e-5)  # float32
+    assert 0 < mask.sum()
+
+
+def test_adamatch_interpolates_labelled_logits():
+    model, views, step = adamatch_of_the_authors(residual_net())
+    x, _, _ = model.logits(views, step)
+    moved = step.new_statistics
+    step = Step(model, SEED, model.read_state())
+    labeled = tf.concat([views["labeled"], views["labeled_strong"]], 0)
+    alone = step.forward(labeled, update_statistics=False)
+    together = step.forward(tf.concat([labeled, views["weak"], views["strong"]], 0))[:2 * BATCH]
+    share = ((x - together) / (alone - together)).numpy()
+    assert share.min() >= -1e-3 and share.max() <= 1 + 1e-3 and share.std() > .2  # rounding of small differences
+    for ours, theirs in zip(moved, step.new_statistics, strict=True):  # those of the joint pass alone
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_adamatch_names_its_form():
+    made = model_of(AdaMatch, form="authors")
+    assert made.strong_labeled_too and not model_of(AdaMatch).strong_labeled_too
+    config = RunConfig.of(AdaMatch, dataset="cifar10.3@40-1", form="authors")
+    assert "form" in str(config.folder()) and "form" not in str(RunConfig.of(AdaMatch,
+                                                                            dataset="cifar10.3@40-1").folder())
+
+
 # Dash.
 
 def test_dash_threshold():
@@ -947,7 +1018,7 @@ def test_missing_set_sizes_are_named():
 
 DEFAULTS = {
     FlexMatch: dict(confidence=.95, thresh_warmup=True), FreeMatch: dict(momentum=.999, w_fair=.01, tau_max=1.0),
-    SoftMatch: dict(momentum=.999, n_sigma=2), AdaMatch: dict(confidence=.95, momentum=.999),
+    SoftMatch: dict(momentum=.999, n_sigma=2), AdaMatch: dict(confidence=.95, momentum=.999, form="usb"),
     Dash: dict(C=1.0001, gamma=1.27, rho_min=.05, T=.5, warmup_kimg=128, decay_kimg=640),
     SimMatch: dict(confidence=.95, temperature=.1, alpha=.9, w_in=1, bank_momentum=.7, warmup_kimg=64),
     CoMatch: dict(confidence=.95, alpha=.9, temperature=.2, contrast_th=.8, queue_batch=5, low_dim=64, wc=1),
