@@ -176,22 +176,23 @@ class _Network(keras.Model):
     def call(self, images, training=False, seed=None, mc_dropout=False, embedding_dropout=0.0, outputs=None):
         """Logits [N, classes] of images [N, H, W, C], or what `outputs` asks for, as a tuple.
 
-        Outputs are "logits" and "embedding", the pooled features [N, channels]. `seed` (integers [2]) feeds all
-        randomness; dropout acts if and only if `mc_dropout`, whatever `training` is. `embedding_dropout` is the rate of
-        another one, on the embedding.
+        Outputs are "logits", "embedding", the pooled features [N, channels], and "map", the features [N, H', W',
+        channels] before. `seed` (integers [2]) feeds all randomness; dropout acts if and only if `mc_dropout`, whatever
+        `training` is. `embedding_dropout` is the rate of another one, on the embedding.
         """
         if seed is None and (mc_dropout or embedding_dropout or training and self.needs_seed_in_training):
             raise ValueError(f"{type(self).__name__} got seed=None, but this pass is random: give two integers.")
         noise = _Noise(seed, self.dropout if mc_dropout else 0.0)
-        x = self.features(images, training, noise)
-        embedding = noise.dropout(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), embedding_dropout)
+        x = tf.cast(self.features(images, training, noise), tf.float32)
+        embedding = noise.dropout(tf.reduce_mean(x, axis=[1, 2]), embedding_dropout)
         if outputs is None:
             return self.classifier(embedding)
-        unknown = set(outputs) - {"logits", "embedding"}
+        unknown = set(outputs) - {"logits", "embedding", "map"}
         if unknown:
-            raise ValueError(f"{self.name} has no output {', '.join(map(repr, sorted(unknown)))}; it has logits and "
-                             "embedding, and models.Heads gives it more.")
-        return tuple(embedding if name == "embedding" else self.classifier(embedding) for name in outputs)
+            raise ValueError(f"{self.name} has no output {', '.join(map(repr, sorted(unknown)))}; it has logits, "
+                             "embedding and map, and models.Heads gives it more.")
+        found = {"embedding": embedding, "map": x}
+        return tuple(found[name] if name in found else self.classifier(embedding) for name in outputs)
 
 
 class _ResidualBlock(keras.layers.Layer):
@@ -340,13 +341,19 @@ class ShakeShake(_Network):
         return tf.nn.relu(self.through(self.blocks, self.norm(self.stem(x), training=training), training, noise))
 
 
+def _input_of(head: keras.layers.Layer) -> str:
+    """Which output of the network a head of `Heads` sees."""
+    return getattr(head, "of", "embedding")
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
 class Heads(keras.Model):
     """A network with further layers on its embedding, trained, averaged and saved with the rest.
 
     Args:
         network: gives class logits by default, and its "logits" and "embedding" by `outputs`.
-        heads: by name, the units of a dense layer, or a Keras layer of your own from embedding to output.
+        heads: by name, the units of a dense layer, or a Keras layer of your own from embedding to output; from the
+            map before it, if the layer has an attribute `of = "map"`.
         seed: of the dense layers' initial weights.
     """
 
@@ -363,16 +370,23 @@ class Heads(keras.Model):
         def layer(index, name, head):
             if not isinstance(head, int):
                 if not head.built:
-                    head.build((None, channels))
+                    head.build(self._shape_of(head, channels))
                 return head
             # Seed sequences of their own, apart from those of the network's layers and of each other.
             own = None if seed is None else int(np.random.SeedSequence([seed, head, index]).generate_state(1)[0])
             return _Factory(own, 0.0, False).dense(name, channels, head)
 
-        for name in {"logits", "embedding"} & set(heads):
+        for name in {"logits", "embedding", "map"} & set(heads):
             raise ValueError(f"A head cannot be called {name!r}: every network has an output of that name.")
         self.heads = {name: layer(index, name, head) for index, (name, head) in enumerate(heads.items())}
         self.built = True
+
+    def _shape_of(self, head: keras.layers.Layer, channels: int) -> tuple:
+        """The shape of what a head sees."""
+        if _input_of(head) == "embedding":
+            return None, channels
+        found, = self.network(np.zeros((1, *self.network.image_shape), np.float32), outputs=("map",))
+        return None, *found.shape[1:]
 
     def get_config(self):
         """What it was made with."""
@@ -388,10 +402,11 @@ class Heads(keras.Model):
         """Class logits, or the tuple of `outputs`: "logits", "embedding" or heads by name, from one pass."""
         if outputs is None:
             return self.network(images, training=training, seed=seed, **options)
-        inner = tuple(dict.fromkeys(["embedding", *(name for name in outputs if name not in self.heads)]))
+        inner = tuple(dict.fromkeys(_input_of(self.heads[name]) if name in self.heads else name for name in outputs))
         found = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
                          strict=True))
-        return tuple(self.heads[name](found["embedding"]) if name in self.heads else found[name] for name in outputs)
+        return tuple(self.heads[name](found[_input_of(self.heads[name])]) if name in self.heads else found[name]
+                     for name in outputs)
 
 
 class TeacherAndStudent(keras.Model):
@@ -477,11 +492,12 @@ class Projection(keras.layers.Layer):
         units: length of the vectors.
         slope: of the LeakyReLU below 0.
         seed: of the initial weights.
+        normalize: whether they are brought to unit length; logits are not.
     """
 
-    def __init__(self, units: int, slope: float = 0.0, seed: int | None = None):
+    def __init__(self, units: int, slope: float = 0.0, seed: int | None = None, normalize: bool = True):
         super().__init__(name="projection", dtype="float32")
-        self.units, self.slope, self.seed = units, slope, seed
+        self.units, self.slope, self.seed, self.normalize = units, slope, seed, normalize
 
     def build(self, input_shape):
         """Makes the layers for embeddings [N, channels]."""
@@ -490,8 +506,33 @@ class Projection(keras.layers.Layer):
         self.final = make.dense("projection_final", channels, self.units)
 
     def call(self, embedding):
-        """Unit vectors [N, units]."""
-        return tf.math.l2_normalize(self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope)), -1)
+        """Vectors [N, units]."""
+        found = self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope))
+        return tf.math.l2_normalize(found, -1) if self.normalize else found
+
+
+class MapVector(keras.layers.Layer):
+    """Head that makes one vector of a whole feature map, place by place: a dense layer.
+
+    Args:
+        units: length of the vectors.
+        seed: of the initial weights.
+    """
+
+    of = "map"
+
+    def __init__(self, units: int, seed: int | None = None):
+        super().__init__(name="map_vector", dtype="float32")
+        self.units, self.seed = units, seed
+
+    def build(self, input_shape):
+        """Makes the layer for maps [N, H, W, channels]."""
+        make = _Factory(None if self.seed is None else self.seed + self.units, 0.0, False)
+        self.dense = make.dense("map_vector_dense", int(np.prod(input_shape[1:])), self.units)
+
+    def call(self, features):
+        """Vectors [N, units]."""
+        return self.dense(tf.reshape(features, [-1, int(np.prod(features.shape[1:]))]))
 
 
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {

@@ -15,6 +15,7 @@ from cssl.adamatch import AdaMatch
 from cssl.alphamatch import AlphaMatch, powered_mean
 from cssl.c2s2l import C2S2L
 from cssl.comatch import CoMatch
+from cssl.crmatch import CRMatch
 from cssl.dash import Dash
 from cssl.fixmatch import FixMatch
 from cssl.fixmatch_da import FixMatchDA
@@ -782,6 +783,76 @@ def test_simmatch_step(ready):
     assert 0 < mask.mean() < 1
 
 
+# CRMatch.
+
+CONFIDENT = .265  # half of the images are
+
+
+def test_crmatch():
+    """One pass for classes and vectors, and one for the turns, from the network's own outputs."""
+    model = make(CRMatch, residual_net)
+    model.options = dataclasses.replace(model.options, confidence=CONFIDENT, w_distance=3.0, w_rot=.5)
+    views = views_of(model, 3)
+    step = Step(model, SEED, model.read_state())
+    total, scalars = model.compute_losses(views, step)
+    moved = step.new_statistics
+    first, second = np.split(views["weak"].numpy(), 2)
+    step = Step(model, SEED, model.read_state())
+    found = step.forward(tf.concat([views["labeled"], first, views["strong"]], 0), outputs=("logits", "map"))
+    (x, weak, strong), (_, map_weak, map_strong) = (np.split(values.numpy(), [BATCH, BATCH + len(first)])
+                                                    for values in found)
+    for ours, theirs in zip(moved, step.new_statistics, strict=True):  # the turned images move none
+        np.testing.assert_array_equal(ours, theirs)
+    dense = model.network.heads["vector"].dense
+    e_weak, e_strong = (values.reshape(len(values), -1) @ dense.kernel.numpy() + dense.bias.numpy()
+                        for values in (map_weak, map_strong))
+    cosine = (e_weak * e_strong).sum(1) / np.linalg.norm(e_weak, axis=1) / np.linalg.norm(e_strong, axis=1)
+    q = softmax(weak)
+    mask = q.max(1) >= CONFIDENT
+    assert 0 < mask.sum() < len(mask)
+    xe = -np.log(softmax(x)[np.arange(BATCH), views["label"]]).mean()
+    xeu = np.mean(mask * -np.log(softmax(strong)[np.arange(len(q)), q.argmax(1)]))
+    distance = np.mean(mask * np.maximum(cosine, 0))
+    turned = np.concatenate([np.rot90(second[:BATCH], k, (1, 2)) for k in range(4)])
+    embedding, = step.forward(tf.constant(turned), outputs=("embedding",), update_statistics=False)
+    head = model.network.heads["rotation"]
+    hidden = np.maximum(embedding.numpy() @ head.hidden.kernel.numpy() + head.hidden.bias.numpy(), 0)
+    turns = softmax(hidden @ head.final.kernel.numpy() + head.final.bias.numpy())
+    rot = -np.log(turns[np.arange(4 * BATCH), np.repeat(np.arange(4), BATCH)]).mean()
+    # float32 through a small network
+    close([scalars[f"losses/{name}"] for name in ("xe", "xeu", "distance", "rot")], [xe, xeu, distance, rot], rtol=1e-4)
+    close(total, xe + xeu + 3 * distance + .5 * rot, rtol=1e-4)
+    plain, compiled = (function(views, SEED, model.read_state()) for function in (model._compute_gradients,
+                                                                                 model._compiled))
+    for ours, theirs in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
+        close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_crmatch_without_its_terms_is_fixmatch():
+    ours, theirs = make(CRMatch, residual_net), make(FixMatch, residual_net)
+    ours.options = dataclasses.replace(ours.options, confidence=.2, w_distance=0.0, w_rot=0.0)
+    theirs.options = dataclasses.replace(theirs.options, confidence=.2)
+    views = views_of(ours, 3)
+    found = ours.compute_losses(views, Step(ours, SEED, ours.read_state()))[0]
+    wanted = theirs.compute_losses({**views, "weak": tf.split(views["weak"], 2)[0]},
+                                   Step(theirs, SEED, theirs.read_state()))[0]
+    close(found, wanted, rtol=1e-6)
+
+
+def test_crmatch_pushes_both_features_apart():
+    """The gradient of the likeness reaches both views; where no image is confident, none."""
+    model = make(CRMatch, residual_net)
+    views = views_of(model, 3)
+    for confidence, reached in ((0.0, True), (1.0, False)):
+        model.options = dataclasses.replace(model.options, confidence=confidence, w_rot=0.0, wu=0.0)
+        watched = [views["weak"], views["strong"]]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            _, scalars = model.compute_losses(views, Step(model, SEED, model.read_state()))
+        gradients = tape.gradient(scalars["losses/distance"], watched)
+        assert [float(tf.reduce_max(tf.abs(g))) > 1e-7 for g in gradients] == [reached] * 2
+
+
 # ReRankMatch, ReFixMatch.
 
 VECTORS, IDS = tf.constant([[3., 4], [4, 3], [0, 2], [5, 0]]), tf.constant([0, 0, 1, 1])
@@ -1023,6 +1094,7 @@ DEFAULTS = {
     SimMatch: dict(confidence=.95, temperature=.1, alpha=.9, w_in=1, bank_momentum=.7, warmup_kimg=64),
     CoMatch: dict(confidence=.95, alpha=.9, temperature=.2, contrast_th=.8, queue_batch=5, low_dim=64, wc=1),
     AlphaMatch: dict(alpha=1.5, beta=.5, K=1, align=False), ReFixMatch: dict(confidence=.95, T=.5),
+    CRMatch: dict(confidence=.95, w_distance=1, w_rot=1),
     ReRankMatch: dict(confidence=.95, w_rank=1, margin=.5, rank_on="embedding"),
     C2S2L: dict(calibration=.25, score="diff", gamma=.1, refresh=10, normalize="all")}
 

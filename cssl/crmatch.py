@@ -1,0 +1,64 @@
+"""CRMatch (Fan et al. 2021): FixMatch with features that tell the strong view from the weak one, and turns to guess.
+
+    python -m cssl.crmatch --dataset=cifar10.3@40-1
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libml import losses, mixing
+from libml.config import option
+from libml.lazy import tf
+from libml.model import SSLModel
+
+
+class CRMatch(SSLModel):
+    """Cross-entropy with argmax q where max q >= tau, angles between features of both views, quarter turns."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SSLModel.Options):
+        """CRMatch's own hyperparameters."""
+
+        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
+                                   high=1, named=True)
+        w_distance: float = option(1.0, "weight of the likeness of strong and weak features", low=0)
+        w_rot: float = option(1.0, "weight of the rotation loss", low=0)
+
+    @property
+    def views_per_image(self):
+        """A second weak view, to be turned."""
+        return 2, self.options.K
+
+    def with_heads(self, network):
+        """A vector of the whole feature map, and four quarter turns to tell apart."""
+        from libml import models  # needs TensorFlow
+
+        return models.Heads(network, {"vector": models.MapVector(128, self.seed),
+                                      "rotation": models.Projection(4, seed=self.seed, normalize=False)}, self.seed)
+
+    def compute_losses(self, views, step):
+        """H(label, p) + wu mask H(argmax q, p) + w_distance mask max(0, cos(e_s, e_w)) + w_rot H(turn, r)."""
+        options, size = self.options, views["labeled"].shape[0]
+        first, second = tf.split(views["weak"], 2)
+        (x, _), (weak, e_weak), (strong, e_strong) = self.forward_together(
+            {**views, "weak": first}, step, outputs=("logits", "vector"))
+        q = tf.stop_gradient(tf.nn.softmax(weak))
+        mask = losses.confidence_mask(q, options.confidence)
+        step.record_pseudo_labels(weak, mask)
+        xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
+        xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, tf.argmax(q, -1)))
+        cosine = tf.reduce_sum(tf.math.l2_normalize(e_strong, -1) * tf.math.l2_normalize(e_weak, -1), -1)
+        distance = tf.reduce_mean(mask * tf.nn.relu(cosine))
+        # All turns of as many images as are labelled.
+        turned, turns = mixing.rotate_quarters(tf.tile(second[:size], [4, 1, 1, 1]))
+        rotation, = step.forward(turned, outputs=("rotation",), update_statistics=False)
+        rot = tf.reduce_mean(losses.cross_entropy(rotation, turns))
+        return (xe + options.wu * xeu + options.w_distance * distance + options.w_rot * rot,
+                {"losses/xe": xe, "losses/xeu": xeu, "losses/distance": distance, "losses/rot": rot,
+                 "monitors/mask": tf.reduce_mean(mask)})
+
+
+if __name__ == "__main__":
+    from cssl import cli
+
+    cli.main(CRMatch)
