@@ -166,6 +166,13 @@ class _Network(keras.Model):
         """Returns the same network with the weights of another seed."""
         return build(**{**vars(self.settings), "seed": seed})
 
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """The shape of the feature map of one image."""
+        assert self.image_shape is not None
+        found, = self(np.zeros((1, *self.image_shape), np.float32), outputs=("map",))
+        return tuple(found.shape[1:])
+
     def through(self, blocks, x, training, noise):
         """What residual blocks make of a feature map, one after the other."""
         for block in blocks:
@@ -385,8 +392,10 @@ class Heads(keras.Model):
         """The shape of what a head sees."""
         if _input_of(head) == "embedding":
             return None, channels
-        found, = self.network(np.zeros((1, *self.network.image_shape), np.float32), outputs=("map",))
-        return None, *found.shape[1:]
+        if not hasattr(self.network, "map_shape"):
+            raise UserError(f"The network {self.network.name} has no feature map for the head {head.name}: use one of "
+                            "libml.models, or one of your own with `map_shape` and the output \"map\" as there.")
+        return None, *self.network.map_shape
 
     def get_config(self):
         """What it was made with."""

@@ -71,6 +71,11 @@ class Application(models._Network):
                        and max(layer.strides) > 1 and any(size % 16 for size in layer.kernel.shape[2:])
                        for layer in _layers(self.body))
 
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """The shape of the feature map of one image, of any size: it is resized first."""
+        return tuple(self.body.output.shape[1:])
+
     def count_features(self) -> int:
         """Numbers that all layers together give for one image: what training keeps of it."""
         outputs = [shape for layer in _layers(self.body) for shape in tf.nest.flatten(layer.output)

@@ -828,6 +828,11 @@ def test_crmatch():
         close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_crmatch_needs_a_feature_map():
+    with pytest.raises(UserError, match="has no feature map for the head map_vector"):
+        make(CRMatch, PlainEmbedding)
+
+
 def test_crmatch_without_its_terms_is_fixmatch():
     ours, theirs = make(CRMatch, residual_net), make(FixMatch, residual_net)
     ours.options = dataclasses.replace(ours.options, confidence=.2, w_distance=0.0, w_rot=0.0)
