@@ -265,14 +265,16 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         raise UserError(f"Got {len(class_names)} class names for {num_classes} classes; expected one per class.")
     if min(seed, valid) < 0:
         raise UserError(f"seed={seed}, valid={valid}: expected 0 or more.")
-    first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
-    source = sources.Source(images[first], labels[first], test_images, test_labels,
-                            class_names or [str(c) for c in range(num_classes)], mirror=mirror)
     if not name:
         digest = hashlib.sha256()
         for array in (images, labels, test_images, test_labels):
             digest.update(np.ascontiguousarray(array).data)
         name = f"arrays:{digest.hexdigest()[:8]}"
+    if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # a copy, which may be large, only where it must be
+        first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
+        images, labels = images[first], labels[first]
+    source = sources.Source(images, labels, test_images, test_labels,
+                            class_names or [str(c) for c in range(num_classes)], mirror=mirror)
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
     if not split.is_arrays:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME.")

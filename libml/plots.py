@@ -324,21 +324,31 @@ def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Fi
 
 
 def growth(rows: Sequence[Mapping], names: Sequence[str]) -> Figure:
-    """Draws seconds per update and peak memory over each of some settings, of measurements that differ in one alone."""
+    """Draws seconds per update and peak memory over each of some settings, of measurements that differ in one alone.
+
+    Dotted: as much longer as the setting is larger. Each kind of panel has one scale: what does not grow looks flat.
+    """
+    shown = [row for row in rows if "step_s" in row]
     figure, axes = _figure(2, len(names), 2.6, 2.3)
     for (top, bottom), name in zip(axes.T, names, strict=True):
-        for others in {tuple(row[other] for other in names if other != name) for row in rows}:
-            same = sorted((row for row in rows if tuple(row[other] for other in names if other != name) == others
-                           and "step_s" in row), key=lambda row: row[name])
-            if len({row[name] for row in same}) < 2:
-                continue
-            for axis, key, scale in ((top, "step_s", 1.0), (bottom, "peak_memory_mb", 1 / 1024)):
-                axis.plot([row[name] for row in same], [scale * row[key] for row in same], "o-", color=COLOURS[0])
-        top.set(ylabel="seconds per update" if top is axes[0, 0] else "", xscale="log", yscale="log")
-        bottom.set(ylabel="peak memory (GB)" if top is axes[0, 0] else "", xlabel=name, xscale="log")
-        bottom.set_ylim(bottom=0)
-        for axis in (top, bottom):
-            axis.grid(alpha=0.3)
+        lines: dict[tuple, list[Mapping]] = defaultdict(list)
+        for row in sorted(shown, key=lambda row: row[name]):
+            lines[tuple(row[other] for other in names if other != name)].append(row)
+        for same in (same for same in lines.values() if len(same) > 1):
+            places, seconds = [row[name] for row in same], [row["step_s"] for row in same]
+            top.plot(places, [seconds[0] * place / places[0] for place in places], ":", color="grey", linewidth=1)
+            top.plot(places, seconds, "o-", color=COLOURS[0])
+            bottom.plot(places, [row["peak_memory_mb"] / 1024 for row in same], "o-", color=COLOURS[0])
+            for axis in (top, bottom):
+                axis.set_xscale("log")
+                axis.set_xticks(places, [f"{place:,}" for place in places], fontsize="x-small", rotation=45)
+                axis.minorticks_off()
+                axis.grid(alpha=0.3)
+        seconds = [row["step_s"] for row in shown]
+        top.set(yscale="log", ylim=(min(seconds) / 1.3, max(seconds) * 1.3))
+        bottom.set(xlabel=name, ylim=(0, max(row["peak_memory_mb"] for row in shown) / 1000))
+    axes[0, 0].set_ylabel("seconds per update")
+    axes[1, 0].set_ylabel("peak memory (GB)")
     return figure
 
 

@@ -107,6 +107,18 @@ def test_arrays_without_labels_stay_in_the_unlabelled_stream_only():
     assert len(dataset.unlabeled) == 27 and dataset.image_shape == (8, 8, 3)
 
 
+def test_arrays_are_copied_only_where_their_order_changes():
+    images = np.random.RandomState(0).randint(0, 256, (12, 8, 8, 3)).astype(np.uint8)
+    labels = np.array([0, 1, 0, 1, -1, -1, -1, -1, -1, -1, -1, -1])
+    for order, shared in ((np.arange(12), True), (np.arange(12)[::-1], False)):
+        given = images[order].copy()
+        dataset = data.from_arrays(given, labels[order], images[:4], labels[:4])
+        assert np.shares_memory(dataset.images, given) == shared
+        assert (dataset.labels[:4] >= 0).all() and (dataset.labels[4:] < 0).all()
+        np.testing.assert_array_equal(dataset.images, given if shared else given[np.argsort(labels[order] < 0,
+                                                                                            kind="stable")])
+
+
 @pytest.mark.parametrize("change, message", [
     ({"images": np.zeros((4, 8, 8, 3))}, "float64"),
     ({"images": np.zeros((4, 8, 8, 5), np.uint8)}, "1 to 4 channels"),
