@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -267,6 +268,24 @@ def test_damaged_reports_come_back_from_the_events(run, damage, capsys):
     copies = list(run.glob("metrics.jsonl.damaged*"))
     assert [copy.read_text() for copy in copies] == ([] if damage in ("missing", "") else [
         text[:-40] if damage == "truncated" else damage])
+
+
+def test_a_clock_that_was_put_back(run):
+    """All files are ten days younger than now, the event file by its name, too: the run continues as ever."""
+    before = accuracies(run)
+    folder, future = RunFolder(run), time.time() + 864_000
+    for file in (run / "tf").glob(f"{Path(folder.checkpoints()[-1]).name}.*"):
+        file.unlink()
+    (events,) = (run / "tf").glob("events*")
+    later = re.sub(r"tfevents\.\d+", f"tfevents.{int(future)}", events.name)
+    events.rename(events.with_name(later))
+    for file in run.rglob("*"):
+        os.utime(file, (future, future))
+    assert again(run) == 0
+    assert accuracies(run) == before
+    (run / "metrics.jsonl").unlink()
+    assert accuracies(run) == pytest.approx(before, rel=1e-6)  # of the events, which are all there, too
+    assert len(list((run / "tf").glob("events*"))) == 1
 
 
 def test_without_reports_and_events_nothing_is_invented(run, capsys):
