@@ -255,6 +255,7 @@ def test_adam_for_the_network_and_sgd_for_the_decoders():
     np.testing.assert_allclose(scalars["losses/total"] - without, 0.1 * norm, rtol=1e-4)  # only theirs is in the loss
 
 
+@pytest.mark.slow
 def test_two_replicas_average_their_gradients():
     """Adam's steps blow rounding up, its first moments do not: they are a tenth of the mean gradient."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())

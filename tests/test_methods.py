@@ -144,8 +144,9 @@ OWN = ("enaet", "meta_pseudo_labels")  # need networks that their own tests have
 APART = ("rerankmatch", "crmatch")
 
 
-@pytest.mark.parametrize("module", [module for module in METHODS
-                                    if module not in OWN and not cssl.method(module).communicates])
+@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
+                                    for module in METHODS if module not in OWN
+                                    and not cssl.method(module).communicates])
 def test_two_replicas_average_two_single_ones(module):
     """Any method, random draws and batch normalisation included: each replica has seeds of its own."""
     method = cssl.method(module)

@@ -305,6 +305,7 @@ def test_cifar10_with_a_small_net(real_data_dir, command, tmp_path):
     assert last["step"] == 1600 and last["losses/xe"] < 2.25 and last["accuracy"] > 15
 
 
+@pytest.mark.slow
 def test_recomputing_from_the_command_line(program, tmp_path):
     """A run may continue with --recompute, on networks that have blocks; others are refused in one line."""
     tiny = ["--dataset=digits.1@40-1", "--filters=16", "--scales=1", "--batch=4", "--uratio=1", "--augment=d.d.x",

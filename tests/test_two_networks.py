@@ -256,6 +256,7 @@ def state_of(model):
     return [v.numpy() for v in tf.nest.flatten(model.checkpoint_items())]
 
 
+@pytest.mark.slow
 def test_two_replicas_do_what_one_does(monkeypatch):
     """The student's step inside the update is along the gradient of the whole batch."""
     monkeypatch.setattr(mixing, "draw_labels", lambda p, seed: tf.argmax(p, -1, tf.int32))
@@ -271,6 +272,7 @@ def test_two_replicas_do_what_one_does(monkeypatch):
         assert np.abs(wanted - old).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_compiled_for_one_replica_refused_for_two():
     model = make(MetaPseudoLabels, Linear(), feedback="hard", **PLAIN)
     views = {name: value for name, value in views_of(model).items() if name != "unlabeled_label"}

@@ -66,8 +66,8 @@ def _cta_and_probe_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor, po
     """`_cta_view` and `_probe_view` as one batch."""
     x = tf.concat([_weak_view(images, samples, shift), weak], 0)
     both = {key: tf.concat([samples[key], policy[key]], 0) for key in ("ops", "params")}
-    x, probe = tf.split(run_policy(OPS, x, both, form), [images.shape[0], weak.shape[0]])
-    return _finished_cta_view(x, samples, cutout), probe
+    x = run_policy(OPS, x, both, form)
+    return _finished_cta_view(x[:images.shape[0]], samples, cutout), x[images.shape[0]:]
 
 
 def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, form: str) -> tf.Tensor:
