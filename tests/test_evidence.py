@@ -128,11 +128,12 @@ def test_claims_at_the_start(tmp_path):
 
 
 def test_the_originals_numbers_beside_ours(tmp_path):
-    for method, accuracy in (("CSSL", 38.0), ("CSSL", 37.0), ("FixMatch", 30.0)):
+    for method, accuracy in (("CSSL", 38.0), ("CSSL", 37.0), ("CSSL", 37.5), ("FixMatch", 30.0)):
         write_run(tmp_path, [accuracy] * 64, [0.1] * 64, method=method, dataset="cifar10.3@250-1", train_kimg=64)
     lines = evidence.curves_table(read_runs([tmp_path]))
-    assert lines[1] == ["CSSL", "32", "accuracy %", "37.9", "37.50", "37.00 to 38.00", "2", "yes"]
-    assert lines[2] == ["CSSL", "32", "ECE", "0.155", "0.100", "0.100 to 0.100", "2", "no"]
+    assert lines[1] == ["CSSL", "32", "accuracy %", "37.9", "37.50", "37.00 to 38.00", "3", "yes"]
+    assert lines[2] == ["CSSL", "32", "ECE", "0.155", "0.100", "0.100 to 0.100", "3", "no"]
+    assert lines[5][-2:] == ["1", "–"]  # one run has no spread
     assert len(lines) == 1 + 8
     figure = evidence.curves_figure(read_runs([tmp_path]))
     assert any(list(line.get_xdata()) == [32, 56] for line in figure.axes[0].lines)
