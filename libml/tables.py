@@ -138,6 +138,10 @@ class Difference(NamedTuple):
     high: float
     differences: tuple[float, ...]
 
+    def interval(self, digits: int) -> str:
+        """The interval as text; a dash for one seed, which has none."""
+        return "–" if math.isnan(self.low) else f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
+
     @property
     def verdict(self) -> str:
         """Whether the mean is above 0: yes or no where the interval says so, else undecided."""
@@ -174,9 +178,7 @@ def table_of_differences(found: Mapping[tuple[str, Column], Difference], referen
     lines = [["method", "column", f"difference to {reference}", "95 % interval", "above in", "seeds"]]
     for (row, column), difference in found.items():
         digits = metrics.shown(column.metric).digits
-        low, high = (f"{value:+.{digits}f}" for value in difference[1:3])
-        lines.append([row, column_title(column), f"{difference.mean:+.{digits}f}",
-                      "–" if math.isnan(difference.low) else f"{low} to {high}",
+        lines.append([row, column_title(column), f"{difference.mean:+.{digits}f}", difference.interval(digits),
                       str(sum(value > 0 for value in difference.differences)), str(len(difference.differences))])
     return lines
 

@@ -151,8 +151,7 @@ def claims_table(grid: tables.Grid) -> list[list[str]]:
             if not better.differences or math.isnan(better.mean):
                 continue
             digits = 3 if tag == "ece" else 2
-            lines.append([claim, row, f"{better.mean:+.{digits}f}",
-                          f"{better.low:+.{digits}f} to {better.high:+.{digits}f}",
+            lines.append([claim, row, f"{better.mean:+.{digits}f}", better.interval(digits),
                           f"{sum(value > 0 for value in better.differences)} of {len(better.differences)}",
                           better.verdict])
     return lines

@@ -30,7 +30,8 @@ def test_a_paired_difference_is_taken_split_by_split():
     assert tables.paired_difference(theirs, ours).verdict == "no"
     assert tables.paired_difference({1: 1.0, 2: -1.0}, {1: 0.0, 2: 0.0}).verdict == "undecided"
     one = tables.paired_difference({1: 1.0}, {1: 0.0})
-    assert one.mean == 1 and math.isnan(one.low) and one.verdict == "undecided"
+    assert one.mean == 1 and math.isnan(one.low) and one.verdict == "undecided" and one.interval(2) == "–"
+    assert found.interval(1) == "+2.0 to +3.0"
     assert math.isnan(tables.paired_difference({1: 1.0}, {2: 0.0}).mean)
 
 
