@@ -115,6 +115,7 @@ def test_scale_grows_after_many_good_steps():
     assert int(model.good_steps.numpy()) == 0
 
 
+@pytest.mark.slow
 def test_xla_computes_the_same(float32_losses):
     """XLA fuses and so rounds otherwise: 1e-3 after ten steps; moving statistics of batch normalisation too."""
     model, plain = make_model(jit=True), make_model()

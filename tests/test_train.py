@@ -221,6 +221,7 @@ def test_a_run_is_lengthened_only_within_its_cosine(finished, program):
     assert "needs its final length as --schedule_kimg from the start" in done.stderr
 
 
+@pytest.mark.slow
 def test_means_of_a_report_are_over_the_updates_since_the_last(tmp_path):
     """A run of 12 updates reports at 8 and at its end; lengthened, at 16: the mean of 4, not of 8."""
     flags = ["cssl.py", *PLAIN, "--schedule_kimg=1", f"--train_dir={tmp_path}"]
