@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
 VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of own labelled images, for validation, where every class has so many
+READERS, PREFETCHED = 2, 4  # batches that are read at a time, and that wait to be used
 
 
 @dataclass(frozen=True)
@@ -446,6 +447,7 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # Its thread sleeps for as long as the run has lasted, up to a minute; a process with one core waits for it at the end.
+    options.autotune.enabled = False
     return (tf.data.Dataset.range(np.iinfo(np.int64).max)
-            .map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            .prefetch(tf.data.AUTOTUNE).with_options(options))
+            .map(make, num_parallel_calls=READERS, deterministic=True).prefetch(PREFETCHED).with_options(options))
