@@ -18,6 +18,7 @@ from cssl.program import exit_on_user_error
 from libml.config import RunConfig, TrainOptions, describe
 from libml.datasets import DATASETS
 from libml.errors import UserError
+from libml.xla_cache import XlaCache
 
 if TYPE_CHECKING:
     from libml.model import SSLModel
@@ -39,6 +40,11 @@ def default_data_dir() -> Path:
     """Returns $ML_DATA, else what TFDS itself would use."""
     chosen = os.environ.get("ML_DATA") or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return Path(os.path.expanduser(chosen))
+
+
+def cache_dir() -> Path:
+    """Returns the folder for what can be made again, where the system wants it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cssl"
 
 
 @contextmanager
@@ -153,17 +159,23 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
         print(help_text(method))
         return 0
     config = configuration(method, argv)
-    start_tensorflow(config.trusts_onednn)
-    from libml import experiment
-
     if config.data.eval_ckpt:
+        start_tensorflow(config.trusts_onednn)
         return evaluate(config, network)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that is closed does not end training; train.log goes on
+    cache = XlaCache(cache_dir(), os.environ)
     try:
-        experiment.train(config, network=network, strong=strong, environment=os.environ)
-    except experiment.Interrupted as interrupted:
-        return 128 + interrupted.signum
-    return 0
+        start_tensorflow(config.trusts_onednn)
+        from libml import experiment
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end training; train.log goes on
+        try:
+            experiment.train(config, network=network, strong=strong, environment=os.environ,
+                             hooks=[lambda *_: cache.keep()])
+        except experiment.Interrupted as interrupted:
+            return 128 + interrupted.signum
+        return 0
+    finally:
+        cache.close()
 
 
 def evaluate(config: RunConfig, network: Callable | None = None) -> int:

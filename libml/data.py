@@ -447,7 +447,7 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Its thread sleeps for as long as the run has lasted, up to a minute; a process with one core waits for it at the end.
+    # Its thread sleeps as long as the run has lasted, up to a minute: a process with one core waits for it at its end.
     options.autotune.enabled = False
     return (tf.data.Dataset.range(np.iinfo(np.int64).max)
             .map(make, num_parallel_calls=READERS, deterministic=True).prefetch(PREFETCHED).with_options(options))

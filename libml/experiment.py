@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from libml.data import DataFacts, SSLData
 from libml.errors import UserError
 from libml.evaluate import Evaluator, evaluate_all
 from libml.keras_model import dtype_policy
+from libml.machine import cpu_facts
 from libml.metrics import METRICS, per_class_accuracy
 from libml.model import SSLModel
 from libml.run import Run, RunFolder
@@ -36,7 +36,8 @@ __all__ = ["Evaluation", "Interrupted", "Restored", "Result", "build", "evaluate
            "restore", "train"]
 
 PAPER_KIMG = 65536
-COMPILED_PIXELS = 10 ** 9  # of views, for which a CPU saves about a minute by compiling them, and spends some 10 s
+# Compiled views on a CPU: seconds to compile them, and what that spares an update, altogether and for each pixel.
+COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 MAX_CLASSES = 20  # listed by an evaluation
 MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
 
@@ -83,9 +84,9 @@ def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
     """Whether XLA makes the views: always on a GPU; on a CPU if the run is long enough to win back the compiling."""
     if tf.config.list_physical_devices("GPU"):
         return True
-    options, training = config.options, config.training
-    views = options.batch * (1 + options.uratio * getattr(options, "K", 1)) * training.updates(options.batch)
-    return views * image_shape[0] * image_shape[1] >= COMPILED_PIXELS
+    options = config.options
+    pixels = options.batch * (1 + options.uratio * getattr(options, "K", 1)) * image_shape[0] * image_shape[1]
+    return config.training.updates(options.batch) * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
 
 
 def build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | None = None,
@@ -198,15 +199,6 @@ def _build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | 
         raise
     except ValueError as error:  # libraries say what they got and what they wanted, in one line
         raise UserError(str(error)) from error
-
-
-def cpu_facts() -> tuple[str, str]:
-    """Returns the CPU's name and its features, "" where only the kind is known."""
-    lines: dict[str, str] = {}
-    with suppress(OSError):  # only Linux has it
-        lines |= re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return (lines.get("model name") or platform.processor() or platform.machine(),
-            lines.get("flags") or lines.get("Features", ""))
 
 
 def environment_facts() -> dict:

@@ -361,7 +361,7 @@ class Trainer:
         values = zip(self.scalar_names, last[-len(self.scalar_names) - 1:-1], strict=True)
         losses = ", ".join(f"{name} = {value:g}" for name, value in values if "losses" in name)
         good = (self.folder.checkpoints() or ["none yet"])[-1]
-        raise Diverged(f"The loss is NaN or infinite at update {int(self.model.updates.numpy())}: {losses}. Last good "
+        raise Diverged(f"The loss is NaN or infinite at update {self.updates + int(last[-1])}: {losses}. Last good "
                        f"checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")
 
 
@@ -396,10 +396,11 @@ class _Clock:
 
 def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Variable | None = None,
                 names: list[str] | None = None) -> Callable[[Iterator, tf.Tensor], tf.Tensor]:
-    """Returns a function that runs updates with batches from an iterator, or fewer if the loss stops being a number.
+    """Returns a function that runs updates with batches from an iterator.
 
     It takes the iterator and an int64 count, adds every update's scalars to `totals` [CAPACITY + 1], the last of which
-    counts updates, and returns those of the last one; `names` becomes their names, of those just before the count.
+    counts updates, and returns those of the last one, or of the first that has one that is not finite, with how many
+    updates that was in the end; `names` becomes their names, of those just before the count.
     """
     names = [] if names is None else names
 
@@ -413,19 +414,24 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
 
     @tf.function(autograph=False)  # which would rewrite everything that the step calls
     def run(iterator, count):
-        def update(done, _, state):
+        def update(done, sums, last, state):
             state, values = strategy.run(step, args=(state, iterator.get_next()))
-            last = strategy.experimental_local_results(values)[0]  # equal on all replicas
-            if totals is not None:
-                totals.assign_add(last)
-            return done + 1, last, state
+            values = strategy.experimental_local_results(values)[0]  # equal on all replicas
+            counted = tf.concat([values[:-1], last[-1:] + 1], 0)
+            last = tf.where(tf.reduce_all(tf.math.is_finite(last)), counted, last)
+            return done + 1, sums + values, last, state
 
-        # The state goes round as tensors: variables are read before the first update and written after the last.
+        # The state goes round as tensors: variables are read before the first update and written after the last. What
+        # ends the loop is known beforehand: asking for the loss would make a GPU wait for the host at every update, and
+        # the next update's views for the end of this one. A NaN stays: it is found after the last update.
         state = strategy.run(lambda: model.pack(model.read_state()))
-        start = tf.zeros([], tf.int64), tf.zeros([CAPACITY + 1], tf.float64), state
-        _, last, state = tf.while_loop(
-            lambda done, last, _: (done < count) & tf.reduce_all(tf.math.is_finite(last)), update, start)
+        nothing = tf.zeros([CAPACITY + 1], tf.float64)
+        start = tf.zeros([], tf.int64), nothing if totals is None else totals.read_value(), nothing, state
+        _, sums, last, state = tf.while_loop(lambda done, *_: done < count, update, start,
+                                             parallel_iterations=2 if strategy.num_replicas_in_sync == 1 else 1)
         strategy.run(lambda state: model.write_state(model.unpack(state)), args=(state,))
+        if totals is not None:
+            totals.assign(sums)
         return last
 
     return run

@@ -6,8 +6,8 @@ The whole step is the training loop's: batch, weak and strong views, policies, o
 averages, alignment, CTAugment's probe and its rates. A bare step is forward pass, cross-entropy, backward pass and SGD
 on as many ready float images. The contenders take turns and the best of several rounds counts. --torch names the Python
 of an environment with PyTorch, which is no dependency of this project; its network is the same, channels last. The last
-column is an update inside a run on the digits, with input, reports and evaluation: seconds between the first and the
-last report over updates.
+columns are of a whole run on the digits, with input, reports and evaluation: seconds between the first and the last
+report over updates, and which part of that was not spent on updates.
 """
 import argparse
 import contextlib
@@ -151,17 +151,26 @@ def measure(name: str, torch: str | None, rounds: int) -> dict:
     return {"setting": name, "images": images_of(setting), **{f"{key}_s": value for key, value in best.items()}}
 
 
-def inside_a_run(updates: int = 256) -> float:
-    """Returns seconds per update of a run on the digits, all that it does between its first and last report."""
+def inside_a_run() -> dict:
+    """Returns seconds per update of a run on the digits, all that it does between its first and last report, and the
+    share of that which is no training."""
     from cssl import CSSL, RunConfig
     from libml import experiment
 
-    times: list[tuple[float, int]] = []
+    times: list[float] = []
+    found: list[dict] = []
+
+    def note(trainer, report: dict) -> None:
+        times.append(time.perf_counter())
+        found.append(report)
+
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=folder, train_steps=updates)
-        experiment.train(config, hooks=[lambda trainer, report: times.append((time.perf_counter(), report["step"]))])
-    (begun, first), (ended, last) = times[0], times[-1]
-    return (ended - begun) / (last - first) * config.options.batch
+        config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=folder)
+        experiment.train(config, hooks=[note])
+    seconds, batch = times[-1] - times[0], config.options.batch
+    images = [after["step"] - before["step"] for before, after in zip(found[:-1], found[1:], strict=True)]
+    training = sum((1 + URATIO) * count / after["images_per_s"] for count, after in zip(images, found[1:], strict=True))
+    return {"run_s": seconds / sum(images) * batch, "reports": 1 - training / seconds}
 
 
 def main() -> None:
@@ -186,18 +195,18 @@ def main() -> None:
     rows = [measure(name, args.torch, args.rounds) for name in args.settings.split(",")]
     for row in rows:
         if row["setting"] == "digits":
-            row["run_s"] = inside_a_run()
+            row |= inside_a_run()
     if args.json:
         print(json.dumps({"machine": facts["machine"], "rows": rows}))
         return
     lines = [["setting", "images", "whole step, s", "bare Keras, s", "whole / Keras", "bare PyTorch, s",
-              "whole / PyTorch", "inside a run, s"]]
+              "whole / PyTorch", "inside a run, s", "reports, %"]]
     for row in rows:
         torch = row.get("torch_s")
         lines.append([row["setting"], str(row["images"]), f"{row['whole_s']:.4f}", f"{row['keras_s']:.4f}",
                       f"{row['whole_s'] / row['keras_s']:.3f}", f"{torch:.4f}" if torch else "–",
                       f"{row['whole_s'] / torch:.3f}" if torch else "–",
-                      f"{row['run_s']:.4f}" if "run_s" in row else "–"])
+                      *((f"{row['run_s']:.4f}", f"{100 * row['reports']:.1f}") if "run_s" in row else "––")])
     print(f"{facts['machine']}, commit {facts['commit']}\n\n{tables.markdown(lines)}")
 
 

@@ -264,7 +264,7 @@ def test_mirroring_is_left_out_on_request_and_where_the_dataset_forbids_it():
 
 
 @pytest.mark.parametrize(("settings", "compiled"), [
-    ({"dataset": "digits.1@40-1"}, False), ({"dataset": "digits.1@40-1", "train_kimg": 1000}, True),
+    ({"dataset": "digits.1@40-1", "train_steps": 200}, False), ({"dataset": "digits.1@40-1"}, True),
     ({"dataset": "cifar10.1@40-1"}, True), ({"dataset": "cifar10.1@40-1", "train_steps": 100}, False)])
 def test_long_runs_compile_their_views(settings, compiled):
     config = RunConfig.of(CSSL, **settings)

@@ -33,6 +33,7 @@ from libml.config import RunConfig
 from libml.datasets import DATASETS
 from libml.errors import UserError
 from libml.lazy import tf
+from libml.machine import cpu_facts, usable_cores
 from libml.run import RunFolder
 
 ROOT = Path(cssl.__file__).resolve().parent.parent  # where `python -m cssl.cssl` finds this very program
@@ -96,16 +97,10 @@ def _versions() -> str:
             f"NumPy {np.__version__}, Pillow {PIL.__version__}; {platform.platform()}")
 
 
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _cpu() -> str:
-    from libml import experiment
-
-    model, flags = experiment.cpu_facts()
+    model, flags = cpu_facts()
     vectors = [flag for flag in flags.split() if re.match("avx|fma|f16c|amx|asimd|sve", flag)]
-    return f"{model}, {os.cpu_count()} cores ({_usable_cores()} usable), {' '.join(vectors) or 'vectors unknown'}"
+    return f"{model}, {os.cpu_count()} cores ({usable_cores()} usable), {' '.join(vectors) or 'vectors unknown'}"
 
 
 def _devices() -> str:
@@ -304,7 +299,7 @@ def busy_cores() -> Iterator[None]:
     """Keeps all cores busy, each with a process that ends by itself should this one die."""
     spin = f"import time; end = time.monotonic() + {CHILD_SECONDS}\nwhile time.monotonic() < end: pass"
     with ExitStack() as stack:
-        for _ in range(_usable_cores()):
+        for _ in range(usable_cores()):
             stack.callback(_end, subprocess.Popen([sys.executable, "-S", "-c", spin]))
         yield
 
