@@ -58,9 +58,11 @@ def updated_rates(rates: tf.Tensor, hit: tf.Tensor, proximity: tf.Tensor, decay:
     In closed form: n hits leave decay^n of the rate, and each adds (1 - decay) * decay^(later hits of the bin) of its
     proximity. Dense sums, no scatter, so the result does not depend on the order of threads.
     """
-    proximity, hit = tf.repeat(proximity, hit.shape[1])[:, None], tf.reshape(hit, [-1, 1])
-    same = tf.cast(hit == hit[:, 0], tf.float32)
-    later = tf.reduce_sum(tf.linalg.band_part(same, 0, -1), 1, keepdims=True) - 1  # counted at it and after it
+    proximity = tf.reshape(tf.ones_like(hit) * proximity[:, None], [-1, 1])
+    hit = tf.reshape(hit, [-1, 1])
+    place = tf.range(tf.shape(hit)[0])
+    later = tf.where(place[:, None] < place, tf.cast(hit == hit[:, 0], tf.float32), 0.0)  # [hits, hits]
+    later = tf.reduce_sum(later, 1, keepdims=True)
     mine = hit == tf.range(float(np.prod(RATES_SHAPE)))  # [hits, rates]
     gain = tf.reduce_sum(tf.where(mine, proximity * (1 - decay), 0.0) * tf.pow(decay, later), 0)
     kept = tf.pow(decay, tf.reduce_sum(tf.cast(mine, tf.float32), 0))
