@@ -60,8 +60,8 @@ def updated_rates(rates: tf.Tensor, hit: tf.Tensor, proximity: tf.Tensor, decay:
     """
     proximity = tf.reshape(tf.ones_like(hit) * proximity[:, None], [-1, 1])
     hit = tf.reshape(hit, [-1, 1])
-    place = tf.range(tf.shape(hit)[0])
-    later = tf.where(place[:, None] < place, tf.cast(hit == hit[:, 0], tf.float32), 0.0)  # [hits, hits]
+    place = tf.cumsum(tf.ones_like(hit))
+    later = tf.where(place < place[:, 0], tf.cast(hit == hit[:, 0], tf.float32), 0.0)  # [hits, hits]
     later = tf.reduce_sum(later, 1, keepdims=True)
     mine = hit == tf.range(float(np.prod(RATES_SHAPE)))  # [hits, rates]
     gain = tf.reduce_sum(tf.where(mine, proximity * (1 - decay), 0.0) * tf.pow(decay, later), 0)
