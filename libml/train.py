@@ -254,7 +254,7 @@ class Trainer:
                 self._show_progress(count, clock.rate)
                 if self.updates == boundary:
                     self._report(clock)
-                    if self.updates % self.options.save_updates(self.batch) == 0 or boundary == self.total_updates:
+                    if self._saves_here():
                         self.save()
                 # Clocks and signals differ between processes, but all must stop, or go on, by the same updates.
                 heard = self.group.all_gather(chunk, signals[0] if signals else 0, self.model.stop_training)
@@ -270,6 +270,9 @@ class Trainer:
                     self.log(f"Stopped by a callback after {self.updates} of {self.total_updates} updates.")
                     break
         self._bar = None
+
+    def _saves_here(self) -> bool:
+        return self.updates % self.options.save_updates(self.batch) == 0 or self.updates == self.total_updates
 
     def _show_progress(self, count: int, rate: float | None) -> None:
         if self._bar is None or self._bar.disable:
@@ -315,9 +318,10 @@ class Trainer:
                 with self._whole_or_error("event file"):
                     self._summarize(report)
                     self._writer.flush()
-                self._write_arrays(test, {"images": images, "probabilities": guesses,
-                                          "labels": self.data.labels[sample], **credal,
-                                          "class_names": np.array(self.data.class_names)})
+                if self._saves_here() or not (self.folder.stats / "predictions.npz").exists():
+                    self._write_arrays(test, {"images": images, "probabilities": guesses,
+                                              "labels": self.data.labels[sample], **credal,
+                                              "class_names": np.array(self.data.class_names)})
                 self.log(f"{self.updates * self.batch / 1024:10.1f} kimg  accuracy {scores['accuracy']:6.2f}  "
                          f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  xe {scalars['losses/xe']:.4f}"
                          f"  {rate:8.0f} images/s  time left {format_seconds(left)}")

@@ -6,8 +6,9 @@ The whole step is the training loop's: batch, weak and strong views, policies, o
 averages, alignment, CTAugment's probe and its rates. A bare step is forward pass, cross-entropy, backward pass and SGD
 on as many ready float images. The contenders take turns and the best of several rounds counts. --torch names the Python
 of an environment with PyTorch, which is no dependency of this project; its network is the same, channels last. The last
-columns are of a whole run on the digits, with input, reports and evaluation: seconds between the first and the last
-report over updates, and which part of that was not spent on updates.
+columns are of a whole run on the digits, with input, reports, evaluation and checkpoints: seconds from one report to
+the next over updates, the same over those of bare steps that were made between the reports (the best of each), and
+which part of the run was not spent on updates.
 """
 import argparse
 import contextlib
@@ -72,7 +73,7 @@ def serve_torch(setting: dict) -> None:
         loss = nn.functional.cross_entropy(network(2 * x - 1), y)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return loss.item()
 
     print(json.dumps({"torch": torch.__version__, "weights": sum(p.numel() for p in network.parameters())}), flush=True)
     for line in sys.stdin:
@@ -152,25 +153,28 @@ def measure(name: str, torch: str | None, rounds: int) -> dict:
 
 
 def inside_a_run() -> dict:
-    """Returns seconds per update of a run on the digits, all that it does between its first and last report, and the
-    share of that which is no training."""
+    """Returns seconds per update of a run on the digits, all that it does from report to report, those of bare steps
+    between its reports, and the share of the run that is no training."""
     from cssl import CSSL, RunConfig
     from libml import experiment
 
-    times: list[float] = []
-    found: list[dict] = []
+    bare, bare_steps = contenders(SETTINGS["digits"])[0]["keras"], 8
+    bare(2)
+    ours: list[float] = []
+    theirs: list[float] = []
+    training: list[float] = []
+    begun = 0.0
 
-    def note(trainer, report: dict) -> None:
-        times.append(time.perf_counter())
-        found.append(report)
+    def take_turns(trainer, report: dict) -> None:
+        nonlocal begun
+        ours.append((time.perf_counter() - begun) / trainer.report_updates)
+        training.append((1 + URATIO) * trainer.batch / report["images_per_s"])
+        theirs.append(bare(bare_steps))
+        begun = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=folder)
-        experiment.train(config, hooks=[note])
-    seconds, batch = times[-1] - times[0], config.options.batch
-    images = [after["step"] - before["step"] for before, after in zip(found[:-1], found[1:], strict=True)]
-    training = sum((1 + URATIO) * count / after["images_per_s"] for count, after in zip(images, found[1:], strict=True))
-    return {"run_s": seconds / sum(images) * batch, "reports": 1 - training / seconds}
+        experiment.train(RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=folder), hooks=[take_turns])
+    return {"run_s": min(ours[1:]), "bare_s": min(theirs[1:]), "reports": 1 - sum(training[1:]) / sum(ours[1:])}
 
 
 def main() -> None:
@@ -200,13 +204,14 @@ def main() -> None:
         print(json.dumps({"machine": facts["machine"], "rows": rows}))
         return
     lines = [["setting", "images", "whole step, s", "bare Keras, s", "whole / Keras", "bare PyTorch, s",
-              "whole / PyTorch", "inside a run, s", "reports, %"]]
+              "whole / PyTorch", "inside a run, s", "inside / Keras", "reports, %"]]
     for row in rows:
         torch = row.get("torch_s")
         lines.append([row["setting"], str(row["images"]), f"{row['whole_s']:.4f}", f"{row['keras_s']:.4f}",
                       f"{row['whole_s'] / row['keras_s']:.3f}", f"{torch:.4f}" if torch else "–",
                       f"{row['whole_s'] / torch:.3f}" if torch else "–",
-                      *((f"{row['run_s']:.4f}", f"{100 * row['reports']:.1f}") if "run_s" in row else "––")])
+                      *((f"{row['run_s']:.4f}", f"{row['run_s'] / row['bare_s']:.3f}", f"{100 * row['reports']:.1f}")
+                        if "run_s" in row else "–––")])
     print(f"{facts['machine']}, commit {facts['commit']}\n\n{tables.markdown(lines)}")
 
 
