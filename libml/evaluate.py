@@ -9,18 +9,29 @@ from libml.augment.augmenter import to_float
 from libml.data import SSLData
 from libml.model import SSLModel
 
+SMALL_PIXELS = 2 ** 17  # in a batch: 512 images of 16x16
+
 
 class Evaluator:
-    """Class probabilities of the averaged and the raw model for arrays of images, spread over all replicas."""
+    """Class probabilities of the averaged and the raw model for arrays of images, spread over all replicas.
 
-    def __init__(self, model: SSLModel, strategy: tf.distribute.Strategy, batch: int = 256):
+    Args:
+        model: whose.
+        strategy: where.
+        batch: images of a replica at a time; 0 for 256, and for more where they are small.
+    """
+
+    def __init__(self, model: SSLModel, strategy: tf.distribute.Strategy, batch: int = 0):
         self.strategy, self.batch = strategy, batch
         replicas = strategy.num_replicas_in_sync
 
         def predict(chunk: tf.Tensor, raw: bool) -> tf.Tensor:
             # Every replica gets the whole chunk and takes its rows: no input pipeline to set up for a few batches.
             context = tf.distribute.get_replica_context()
-            mine = to_float(chunk[context.replica_id_in_sync_group * batch:][:batch])
+            if replicas > 1:
+                rows = chunk.shape[0] // replicas
+                chunk = chunk[context.replica_id_in_sync_group * rows:][:rows]
+            mine = to_float(chunk)
             found = tf.stack([tf.nn.softmax(model.infer(mine, ema=ema)) for ema in (True, False)[:1 + raw]], 1)
             return context.all_gather(found, 0) if replicas > 1 else found
 
@@ -41,7 +52,8 @@ class Evaluator:
 
     def _predictions(self, images: np.ndarray, raw: bool) -> np.ndarray:
         replicas = self.strategy.num_replicas_in_sync
-        size, chunks = self.batch * replicas, []
+        size = (self.batch or max(256, SMALL_PIXELS // (images.shape[1] * images.shape[2]))) * replicas
+        chunks = []
         if (raw, images.shape[1:]) not in self._traced:  # once, for any number of images
             spec = tf.TensorSpec([size if replicas > 1 else None, *images.shape[1:]], tf.uint8)
             self._traced[raw, images.shape[1:]] = tf.function(lambda chunk: self._run(chunk, raw), [spec],
