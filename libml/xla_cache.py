@@ -6,7 +6,6 @@ kind; what it adds comes back under a name that holds its checksum.
 """
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.metadata
 import shutil
@@ -16,7 +15,6 @@ import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from libml.errors import UserError
 from libml.machine import cpu_facts
@@ -32,10 +30,6 @@ ABANDONED_SECONDS = 24 * 3600.0  # after which the folder of a process that was 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
-
-
-def _write(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
 
 
 def _tensorflow_version() -> str:
@@ -60,8 +54,9 @@ class XlaCache:
         self.own: Path | None = None
         flags, features, version = environment.get("TF_XLA_FLAGS", ""), cpu_facts()[1], _tensorflow_version()
         self._environment, self._flags = environment, flags
-        known = tuple(map(int, version.split(".")[:2])) < UNTRIED and "tensorflow" not in sys.modules
-        if not known or FLAG in flags or not features or any(letter.isspace() for letter in str(folder)):
+        ready = tuple(map(int, version.split(".")[:2])) < UNTRIED and "tensorflow" not in sys.modules
+        placed = folder.is_absolute() and not any(letter.isspace() for letter in str(folder))  # one word of the flags
+        if not ready or not placed or not features or FLAG in flags:
             return
         kind = "\n".join([features, version, environment.get("XLA_FLAGS", "")])
         self.store = folder / _digest(kind.encode())
@@ -105,9 +100,10 @@ class XlaCache:
             known = {file.name.partition("-")[2] for file in self._kept()}
             for file in self.own.glob("*.pb"):
                 if file.name not in known:
-                    content = file.read_bytes()
-                    write_atomically(self.store / f"{_digest(content)}-{file.name}",
-                                     functools.partial(_write, content))
+                    self._add(file.name, file.read_bytes())
+
+    def _add(self, name: str, content: bytes) -> None:
+        write_atomically(self.store / f"{_digest(content)}-{name}", lambda file: file.write(content))
 
     def close(self) -> None:
         """Keeps what there is, and removes this process's folder."""

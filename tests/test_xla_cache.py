@@ -79,7 +79,7 @@ def test_nothing_where_something_is_in_the_way(tmp_path, without_tensorflow, mon
     file = tmp_path / "file"
     file.write_text("")
     theirs = f"{FLAG}=/theirs"
-    for folder, environment in ((file / "below", {}), (tmp_path / "two words", {}),
+    for folder, environment in ((file / "below", {}), (tmp_path / "two words", {}), (Path("~/x"), {}),
                                 (tmp_path, {"TF_XLA_FLAGS": theirs})):
         before = dict(environment)
         cache = XlaCache(folder, environment)
