@@ -128,6 +128,19 @@ def test_claims_at_the_start(tmp_path):
                           "+6.00 to +7.00", "2 of 2", "yes"]
 
 
+def test_the_start_is_the_first_report_from_an_eighth_on(tmp_path):
+    write_run(tmp_path, [float(kimg) for kimg in range(1, 32)], method="CSSL", dataset="cifar10.1@40-1", train_kimg=31)
+    write_run(tmp_path, [float(kimg) for kimg in range(1, 5)], method="CSSL", dataset="cifar10.2@40-1", train_kimg=4)
+    found = evidence.start_values(read_runs([tmp_path]))
+    assert found[1] == 4  # 3.875 kimg
+    assert np.isnan(found[2])  # 1 kimg is twice an eighth
+
+
+def test_equal_results_are_no_answer():
+    close = tables.paired_difference({1: 0.1 + 0.2, 2: 0.1 + 0.2}, {1: 0.3, 2: 0.3})
+    assert close.differences == (0, 0) and close.verdict == "undecided"
+
+
 def test_the_originals_numbers_beside_ours(tmp_path):
     for method, accuracy in (("CSSL", 38.0), ("CSSL", 37.0), ("CSSL", 37.5), ("FixMatch", 30.0)):
         write_run(tmp_path, [accuracy] * 64, [0.1] * 64, method=method, dataset="cifar10.3@250-1", train_kimg=64)
