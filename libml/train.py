@@ -214,12 +214,35 @@ class Trainer:
             self.log(f"warning: XLA cannot compile this step ({reason.strip()[:300]}); continuing without --jit.")
             self.model.jit = False
 
+    def _compile_views(self) -> None:
+        """Has XLA compile the views, in a thread of its own, while this one traces the step.
+
+        What earlier runs have compiled is found by the names of functions, which count all that the process has made
+        before: so this comes before a checkpoint is read, and goes beside nothing else that is compiled.
+        """
+        spec = batches(self.data, batch=self.batch, uratio=self.uratio).element_spec
+        nothing = {name: tf.zeros(part.shape, part.dtype) for name, part in spec.items()}
+        views = tf.function(lambda batch: self.strategy.run(self.model.make_views, args=(batch,)),
+                            autograph=False).get_concrete_function(spec)
+
+        def compile_views():
+            with suppress(tf.errors.OpError):  # training meets it again, and says so
+                views(nothing)
+
+        thread = threading.Thread(target=compile_views)
+        thread.start()
+        if self.model.jit:
+            thread.join()
+
     def _batches(self, start: int):
         return distributed_batches(self.data, self.strategy, batch=self.batch, uratio=self.uratio,
                                    seed=self.options.seed, start_step=start)
 
     def run(self) -> None:
         """Trains to the end, or until a callback stops it. Raises Interrupted after a signal."""
+        if (self.model.augmenter.jit_compile and self.strategy.num_replicas_in_sync == 1
+                and not self.folder.finished(self.config)):
+            self._compile_views()
         self.updates = self.restore()
         if self.updates < self.total_updates:
             with _signals() as signals:

@@ -1,20 +1,21 @@
 """Trains every method on the handwritten digits and compares them with labels alone.
 
-    python scripts/bench_methods.py                     (all methods x 5 splits; minutes each on 2 cores)
+    python scripts/bench_methods.py [--at_once=2]       (all methods x 5 splits; minutes each on 2 cores)
     python scripts/bench_methods.py --methods cssl,mixmatch --seeds 1 --flags "--train_kimg=5"
     python scripts/bench_methods.py --table             (only print what is finished)
     python scripts/bench_methods.py --recorded --write  (go on from the runs in docs/evidence/runs.jsonl, and add to it)
     python scripts/bench_methods.py --speed --flags "--filters=32 --repeat=4 --batch=64"        (what a step costs)
 
-Runs go one after the other with the digits preset, each in a process of its own. A run that was stopped continues, a
-finished one is not repeated. scikit-learn's LabelSpreading (7 neighbours) on the same splits is one more row. Prints a
-Markdown table, or with `--json` the same numbers as JSON.
+Runs go one after the other with the digits preset, or so many at once, each with its share of the cores. A run that was
+stopped continues, a finished one is not repeated. scikit-learn's LabelSpreading (7 neighbours) on the same splits is
+one more row. Prints a Markdown table, or with `--json` the same numbers as JSON.
 
 --speed times one update of each method and of FixMatch, in turns, on noise of 32x32 pixels, with --flags' network.
 Beside their ratio stands what the network's passes explain: images that are trained on, and a third of those that only
 go forward, over FixMatch's. What is above that is the method's own: banks, projections, mixing.
 """
 import argparse
+import contextlib
 import json
 import math
 import shlex
@@ -29,11 +30,12 @@ from sklearn.semi_supervised import LabelSpreading
 
 import cssl
 from cssl import cli
-from cssl.program import STOPPED, exit_on_user_error, run_program
+from cssl.program import STOPPED, exit_on_user_error
+from cssl.tools.reproduce import AT_ONCE, Job, parse_extra, run_all
 from libml import record, tables
 from libml.errors import UserError
 from libml.metrics import METRICS, scores, shown
-from libml.run import Run, RunFolder
+from libml.run import Run
 
 RECORD = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "runs.jsonl"
 BASELINE = "supervised"
@@ -75,10 +77,12 @@ def _statistics(found: list[dict[str, float]]) -> dict:
     return numbers
 
 
-def finished_run(method: str, flags: list[str]) -> Run | None:
-    """Returns the run that a method's command makes, if it has reached its end."""
-    config = cli.configuration(cssl.method(method), [method, *flags])
-    return RunFolder(config.folder()).finished(config)
+def job_of(method: str, seed: str, labels: str, folder: Path, flags: list[str]) -> Job:
+    """Returns the run of a method on a split."""
+    given = {"dataset": f"digits.{seed}@{labels}-1", "train_dir": folder, **parse_extra(flags)}
+    if cssl.method(method).uses_all_labels:  # all splits are one: vary what else is random
+        given["seed"] = seed
+    return Job(cssl.method(method).__name__, tuple(given.items()))
 
 
 def table(rows: dict[str, dict]) -> str:
@@ -170,6 +174,7 @@ def main() -> int:
     parser.add_argument("--labels", default="40", help="number of labels")
     parser.add_argument("--train_dir", default="./experiments/methods", help="folder for the runs")
     parser.add_argument("--flags", default="", help="further flags for every run, in one string")
+    parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
     parser.add_argument("--table", action="store_true", help="start nothing, print what is finished")
     parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--write", action="store_true", help=f"add finished runs to {RECORD.name}")
@@ -187,38 +192,25 @@ def main() -> int:
         raise UserError(f"Unknown methods {', '.join(unknown)}; there are {', '.join(cssl.methods().values())}.")
     if arguments.speed:
         return speed(methods, arguments.flags, arguments.rounds, arguments.json)
-    folder = Path(arguments.train_dir).absolute()
+    folder, seeds = Path(arguments.train_dir).absolute(), arguments.seeds.split(",")
     if arguments.recorded:
         record.restore(RECORD, folder.parent)
-    rows, failed = {}, []
-    for method in methods:
-        done = []
-        for seed in arguments.seeds.split(","):
-            flags = [f"--dataset=digits.{seed}@{arguments.labels}-1",
-                     f"--train_dir={folder}", *shlex.split(arguments.flags)]
-            if cssl.method(method).uses_all_labels:  # all splits are one: vary what else is random
-                flags.append(f"--seed={seed}")
-            run = finished_run(method, flags)
-            if run is None and not arguments.table:
-                command = [sys.executable, "-m", f"cssl.{method}", *flags]
-                print(f"$ {shlex.join(command[1:])}", file=sys.stderr, flush=True)
-                code = run_program(command, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL)
-                if code in STOPPED:
-                    return code
-                run = finished_run(method, flags)
-                if run is None:
-                    failed.append(f"{method} on split {seed}")
-            if run is not None:
-                done.append(run)
-        if done:
-            rows[method] = measure(done)
-        if arguments.write:
-            record.save(done, folder.parent, RECORD)
-    rows[SPREADING] = label_spreading([f"digits.{seed}@{arguments.labels}-1" for seed in arguments.seeds.split(",")])
+    jobs = {method: [job_of(method, seed, arguments.labels, folder, shlex.split(arguments.flags)) for seed in seeds]
+            for method in methods}
+    code = 0
+    if not arguments.table:
+        todo = [job for found in jobs.values() for job in found if not job.finished()]
+        with contextlib.redirect_stdout(sys.stderr):  # the table goes to stdout
+            code = run_all(todo, arguments.at_once, quiet=True)
+        if code in STOPPED:
+            return code
+    done = {method: [run for job in found if (run := job.finished())] for method, found in jobs.items()}
+    rows = {method: measure(runs) for method, runs in done.items() if runs}
+    if arguments.write:
+        record.save([run for runs in done.values() for run in runs], folder.parent, RECORD)
+    rows[SPREADING] = label_spreading([f"digits.{seed}@{arguments.labels}-1" for seed in seeds])
     print(json.dumps(rows, indent=1) if arguments.json else table(rows))
-    for name in failed:
-        print(f"warning: {name} did not reach its end", file=sys.stderr)
-    return 1 if failed else 0
+    return code
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """The paper's claims on real images, at a size that two cores can run. docs/evidence.md has the protocol.
 
     python scripts/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments]
-                               [--recorded] [--report] [--write]
+                               [--at_once=2] [--recorded] [--report] [--write]
 
-Runs what is missing, one run after the other: a run that was stopped continues, a finished one is not repeated. Then
-prints the tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and
-the runs' numbers in docs/evidence/runs.jsonl. With --recorded the runs of that file count as finished: without it all
-are made here. --report trains nothing. The part `pilot` has the runs on split 0 behind the protocol, which no table of
-methods uses.
+Runs what is missing, one run after the other or so many at once, each with its share of the cores: a run that was
+stopped continues, a finished one is not repeated. Then prints the tables as Markdown; with --write they take their
+place in BENCHMARKS.md, the figures in docs/evidence, and the runs' numbers in docs/evidence/runs.jsonl. With --recorded
+the runs of that file count as finished: without it all are made here. --report trains nothing. The part `pilot` has the
+runs on split 0 behind the protocol, which no table of methods uses.
 CIFAR-10 and Fashion-MNIST must be prepared (`python scripts/create_datasets.py cifar10 fashion_mnist`).
 """
 import argparse
@@ -18,10 +18,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from cssl.program import STOPPED, exit_on_user_error
-from cssl.tools.reproduce import Job, run_all
+from cssl.tools.reproduce import AT_ONCE, Job, run_all
 from libml import metrics, plots, record, tables
 from libml.errors import UserError
-from libml.run import Run, RunFolder, write_text
+from libml.run import Run, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "evidence"
@@ -79,16 +79,6 @@ PARTS = {
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
                   tuple((name, {}) for name in ("CSSL", "FixMatch", "Supervised", *LATER)), SMALL),
 }
-
-
-def finished(jobs: list[Job]) -> list[Run]:
-    """Returns the runs that have reached their end."""
-    found = []
-    for job in jobs:
-        config = job.config()
-        run = RunFolder(config.folder()).finished(config)
-        found += [] if run is None else [run]
-    return found
 
 
 def value_at(run: Run, tag: str, images: float) -> float:
@@ -220,6 +210,7 @@ def main() -> int:
     everything = [name for name in PARTS if name != "pilot"]
     parser.add_argument("--parts", default=",".join(everything), help=f"of {', '.join(PARTS)}; default: all but pilot")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
     parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
     parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence")
@@ -232,9 +223,9 @@ def main() -> int:
     code = 0
     if not args.report:
         jobs = [job for name in parts for job in PARTS[name].jobs(args.train_dir)]
-        code = run_all([job for job in jobs if not job.is_finished()])
+        code = run_all([job for job in jobs if not job.finished()], args.at_once)
     if code not in STOPPED:
-        done = {name: finished(PARTS[name].jobs(args.train_dir)) for name in parts}
+        done = {name: [run for job in PARTS[name].jobs(args.train_dir) if (run := job.finished())] for name in parts}
         text, figures = report(done)
         print(text or "Nothing is finished yet.")
         if args.write and text:

@@ -14,7 +14,7 @@ from fake_runs import invoke, write_run
 
 import cssl
 from cssl import cli
-from cssl.program import run_program
+from cssl.program import run_program, run_programs
 from libml.errors import UserError
 
 
@@ -245,6 +245,30 @@ def test_runs_follow_one_another_and_failures_are_named(tmp_path, monkeypatch, p
     assert "failed: python -m cssl.lsmatch" in done.stderr and "cssl.cssl" not in done.stderr
 
 
+def test_several_runs_at_once_share_the_cores(tmp_path, monkeypatch, programs):
+    """Two cores, or as many as there are: each program waits for its neighbour, and sees its own core alone."""
+    cores = min(2, len(os.sched_getaffinity(0)))
+    (programs / "python").write_text(
+        '#!/bin/bash\necho $$ $(python3 -c "import os; print(*os.sched_getaffinity(0))") >> "$LOG"\necho noise\n'
+        f'for i in {{1..600}}; do [ $(wc -l < "$LOG") -ge {cores} ] && break; sleep 0.05; done\n'
+        'if [[ "$@" == *lsmatch* ]]; then echo the reason >&2; exit 3; fi\n')
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    arguments = ("--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}")
+    affinity = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(affinity)[:cores])
+    try:
+        done = invoke("reproduce", *arguments, f"--at_once={cores}")
+        with pytest.raises(UserError, match=f"--at_once={cores + 1}: expected 1 to {cores}"):
+            invoke("reproduce", *arguments, f"--at_once={cores + 1}")
+    finally:
+        os.sched_setaffinity(0, affinity)
+    used = [line.split()[1:] for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(used) == 4 and sorted(used[:cores]) == sorted([str(core)] for core in sorted(affinity)[:cores])
+    assert done.code == 1 and "[4/4]" in done.stdout and "noise" not in done.stdout
+    assert cores == 1 or done.stderr.index("the reason") < done.stderr.index("failed: python -m cssl.lsmatch")
+
+
 def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
     """SIGTERM to the script alone, SIGINT as a terminal sends it, to both: the run ends by itself, no other follows."""
     log = tmp_path / "log"
@@ -276,6 +300,18 @@ def test_a_signal_is_not_lost_while_a_program_starts(tmp_path):
                        preexec_fn=lambda: os.kill(os.getppid(), signal.SIGTERM))
     assert code == 143 and not (tmp_path / "ended").exists()
     assert run_program(["bash", "-c", "exit 3"]) == 3
+
+
+def test_a_signal_stops_all_that_run_and_what_waits():
+    def start(number, **pinned):
+        process = subprocess.Popen(["bash", "-c", "sleep 20"], **pinned)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    begun = time.time()
+    assert run_programs(4, start, at_once=2) == dict.fromkeys(range(4), 143)
+    assert time.time() - begun < 15
 
 
 def test_from_the_command_line(command, tmp_path):

@@ -1,12 +1,14 @@
 """Runs, prints or submits the runs behind the paper's tables; what is finished already is not run again.
 
     cssl-reproduce --table=results|calibration|efficiency|ablation|barely|ups|all [--filter=cifar10.1@40]
-        [--dry_run | --slurm=jobs.sbatch] [--scale=512] [--dataset=digits@40] [--train_dir=experiments] [-- FLAGS]
+        [--dry_run | --slurm=jobs.sbatch] [--scale=512] [--dataset=digits@40] [--train_dir=experiments] [--at_once=2]
+        [-- FLAGS]
 
-Without --dry_run or --slurm the runs follow one another; an interrupted one continues from its last checkpoint when the
-same command is given again. Each run trains in <train_dir>/kimg<length>, so that runs of different lengths stay apart
-and tables share the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are
-added to every command, or replace its own.
+Without --dry_run or --slurm the runs follow one another, or so many go on at once, each with its share of the cores: a
+small network does not fill two of them. An interrupted run continues from its last checkpoint when the same command is
+given again. Each run trains in <train_dir>/kimg<length>, so that runs of different lengths stay apart and tables share
+the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are added to every
+command, or replace its own.
 
 --scale=F is a protocol for CPUs: lengths (and the cosine's horizon) divided by F, a WRN-10 of 16 filters, shorter
 averages of weights and batch statistics, some 25 reports per run; in <train_dir>/scaled-F. It keeps datasets, labels,
@@ -23,19 +25,23 @@ import dataclasses
 import os
 import re
 import shlex
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import cssl
 from cssl import cli, tools
-from cssl.program import STOPPED, run_program
+from cssl.program import STOPPED, run_programs
 from libml import paper
 from libml.config import RunConfig
 from libml.datasets import parse_name
 from libml.errors import UserError
-from libml.run import RunFolder, write_text
+from libml.machine import usable_cores
+from libml.run import Run, RunFolder, write_text
 
 SMALLEST = min(kimg for table in paper.TABLES.values() for kimg in table.train_kimg.values())
+AT_ONCE = "runs at the same time, each with its share of the cores (default: %(default)s)"
 SEARCH_VALID = 5000  # the paper says "a separate validation set"
 
 SLURM = r"""#!/bin/bash
@@ -78,10 +84,10 @@ class Job:
         """Returns the run's configuration."""
         return cli.configuration(cssl.method(self.method), self.arguments()[1:])
 
-    def is_finished(self) -> bool:
-        """Whether this run is on disk and has reached its end."""
+    def finished(self) -> Run | None:
+        """Returns this run if it is on disk and has reached its end."""
         config = self.config()
-        return RunFolder(config.folder()).finished(config) is not None
+        return RunFolder(config.folder()).finished(config)
 
 
 def scaled(flags: dict, scale: int) -> dict:
@@ -135,19 +141,34 @@ def parse_extra(flags: list[str]) -> dict[str, str]:
     return {match[1]: match[2] for match in matches.values() if match}
 
 
-def run_all(todo: list[Job]) -> int:
-    """Runs one job after another; a failed one does not stop the rest, a signal does."""
-    failed = []
-    for number, job in enumerate(todo, 1):
-        print(f"[{number}/{len(todo)}] {job}", flush=True)
-        code = run_program([sys.executable, *job.arguments()])
-        if code in STOPPED:
-            return code
-        if code:
-            failed.append(job)
-    for job in failed:
-        print(f"failed: {job}", file=sys.stderr)
-    return int(bool(failed))
+def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False) -> int:
+    """Runs jobs, so many at a time; a failed one does not stop the rest, a signal does.
+
+    If quiet, or where several run, what they print is in their folders alone, but for the errors of those that fail.
+    """
+    quiet = quiet or at_once > 1
+    if not 1 <= at_once <= usable_cores():
+        raise UserError(f"--at_once={at_once}: expected 1 to {usable_cores()}, the number of cores.")
+    with tempfile.TemporaryDirectory() as folder:
+        errors = [Path(folder, str(number)) for number in range(len(todo))]
+
+        def start(number: int, **pinned) -> subprocess.Popen:
+            print(f"[{number + 1}/{len(todo)}] {todo[number]}", flush=True)
+            command = [sys.executable, *todo[number].arguments()]
+            if not quiet:
+                return subprocess.Popen(command, **pinned)
+            with errors[number].open("w") as file:
+                return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, **pinned)
+
+        codes = run_programs(len(todo), start, at_once)
+        stopped = [code for code in codes.values() if code in STOPPED]
+        if stopped:
+            return stopped[0]
+        failed = [number for number, code in sorted(codes.items()) if code]
+        for number in failed:
+            said = errors[number].read_text(errors="replace") if quiet else ""
+            print(f"{said}failed: {todo[number]}", file=sys.stderr)
+        return int(bool(failed))
 
 
 def main() -> int:
@@ -164,6 +185,7 @@ def main() -> int:
     parser.add_argument("--scale", type=int, help="divide lengths by this and use a small network")
     parser.add_argument("--dataset", help="NAME or NAME@LABELS in place of the paper's datasets")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
     args = parser.parse_args(own)
     if args.scale is not None and not 2 <= args.scale <= SMALLEST:
         raise UserError(f"--scale={args.scale} is out of range: expected 2 to {SMALLEST}, which leaves the shortest "
@@ -178,7 +200,7 @@ def main() -> int:
     if not found:
         raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
                         "lists them.")
-    todo = [job for job in found if not job.is_finished()]
+    todo = [job for job in found if not job.finished()]
     literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
     notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
     notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
@@ -195,7 +217,7 @@ def main() -> int:
     elif args.dry_run:
         print("".join(f"{job}\n" for job in todo), end="")
     elif not args.slurm:
-        return run_all(todo)
+        return run_all(todo, args.at_once)
     return 0
 
 
