@@ -5,9 +5,9 @@
 Every configuration runs in processes of its own: real ones over loopback for workers, logical CPU devices for replicas
 where there is no GPU. One changes a single setting of the first, so rows compare with it (`size`, the side of the
 images, has a batch of 4 throughout); images count as the program's `images/s` does: labelled and unlabelled images per
-second, summed over replicas. `unlabeled` images are noise, and memory holds them once. --figure draws how time and
-memory grow with whatever was varied. Ten minutes or more on 2 cores; bfloat16 takes far longer where the CPU has no
-instructions for it.
+second, summed over replicas. `unlabeled` images are the handwritten digits, enlarged, again and again; memory holds as
+many as there are. --figure draws how time and memory grow with whatever was varied. Ten minutes or more on 2 cores;
+bfloat16 takes far longer where the CPU has no instructions for it.
 """
 import argparse
 import json
@@ -49,15 +49,16 @@ def measure(config: dict, steps: int) -> dict:
     import numpy as np
     import tensorflow as tf
 
-    from libml import data, distribute, experiment, models
+    from libml import data, distribute, experiment, models, sources
     from libml.train import distributed_batches, update_loop
 
     run = RunConfig.of(CSSL, uratio=URATIO, scales=3, num_devices=config["replicas"],
                        mixed_precision=config["precision"],
                        **{name: config[name] for name in ("batch", "filters", "repeat", "jit", "recompute")})
     strategy = distribute.create_strategy(run.scale, distribute.find_cluster("auto", os.environ))
-    shape, classes = (config["unlabeled"], config["size"], config["size"], 3), config["classes"]
-    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    real, classes = sources.digits().images, config["classes"]
+    larger = config["size"] // real.shape[1]
+    images = np.resize(real.repeat(larger, 1).repeat(larger, 2), (config["unlabeled"], *[config["size"]] * 2, 3))
     labels = np.arange(len(images)) % classes
     dataset = data.from_arrays(images, labels, images[:classes], labels[:classes], num_labels=max(40, classes))
     with strategy.scope():
