@@ -14,14 +14,15 @@ from libml.run import DAMAGED, Run, RunFolder, write_text
 
 TAGS = (*METRICS, "accuracy/valid", "ece/valid", "monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy",
         "images_per_s")
+DIGITS = {"accuracy": 12}  # a share of the images: equal results must stay equal, and differences add up to nothing
 CREDAL = ("truth", "upper")  # see `libml.monitors.credal_coverage`
 ENVIRONMENT = ("commit", "python", "tensorflow", "keras", "machine", "devices", "started")
 PLACES = ("data_dir", "train_dir")  # of the machine that made a run
 STARTED = "%Y-%m-%d %H:%M:%S"  # how `libml.experiment.environment_facts` writes it
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+def _short(value: float | None, digits: int = 5) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")
 
 
 def _entry(run: Run, root: Path) -> dict:
@@ -33,8 +34,8 @@ def _entry(run: Run, root: Path) -> dict:
              "config": {name: value for name, value in run.config.items() if name not in PLACES},
              "environment": {name: facts[name] for name in ENVIRONMENT if name in facts},
              "seconds": round(seconds(run), 1), "step": [report["step"] for report in run.metrics],
-             "reports": {tag: list(map(_short, values)) for tag, values in columns.items()
-                         if any(value is not None for value in values)}}
+             "reports": {tag: [_short(value, DIGITS.get(tag, 5)) for value in values]
+                         for tag, values in columns.items() if any(value is not None for value in values)}}
     if columns["credal/truth"][-1] is not None:
         found = run.arrays("pseudo_labels", ("class", "alpha", "labels"))
         entry["pseudo_labels"] = {name: [_short(float(value)) if name == "alpha" else int(value) for value in values]

@@ -155,11 +155,11 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     interval can tell much from five numbers, which is why they are there too.
     """
     found = np.asarray([ours[seed] - theirs[seed] for seed in sorted({*ours} & {*theirs})], np.float64)
-    found = found.round(9)  # equal results differ by nothing, not by their rounding: that would be an answer
+    found = found.round(9)  # equal results differ by nothing, not by their rounding: that would be an answer,
     low = high = math.nan
     if len(found) > 1:
         drawn = np.random.default_rng(0).integers(0, len(found), (RESAMPLES, len(found)))
-        low, high = np.quantile(found[drawn].mean(1), (0.025, 0.975)).tolist()
+        low, high = np.quantile(found[drawn].mean(1), (0.025, 0.975)).round(6).tolist()  # as would that of a sum
     return Difference(float(found.mean()) if len(found) else math.nan, low, high, tuple(found.tolist()))
 
 
