@@ -38,8 +38,8 @@ def run_program(command: list[str], **options) -> int:
 def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: int = 1) -> dict[int, int]:
     """Runs programs to their ends, some at a time, each on its share of the cores, and returns exit codes by number.
 
-    A signal to this process stops those that run, which then save. No other starts after that, and the exit
-    codes of these and those are of STOPPED, however they ended.
+    A signal to this process, or to one of the programs, stops those that run, which then save. No other starts after
+    that, and the exit codes of these and those are of STOPPED, however they ended.
 
     Args:
         count: how many programs there are.
@@ -72,8 +72,10 @@ def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: in
                 next(iter(running.values()))[1].wait(0.2 if at_once > 1 else None)
             for share, (number, process) in list(running.items()):
                 if process.poll() is not None:
-                    codes[number] = 128 + received[0] if received else process.returncode
                     del running[share]
+                    if process.returncode in STOPPED and not received:  # by somebody else, who will mean all of them
+                        stop(process.returncode - 128, None)
+                    codes[number] = 128 + received[0] if received else process.returncode
         return codes | {number: 128 + received[0] for number in waiting}
     finally:
         for number, handler in previous.items():

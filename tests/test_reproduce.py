@@ -302,11 +302,14 @@ def test_a_signal_is_not_lost_while_a_program_starts(tmp_path):
     assert run_program(["bash", "-c", "exit 3"]) == 3
 
 
-def test_a_signal_stops_all_that_run_and_what_waits():
+@pytest.mark.parametrize("to_all", [True, False])
+def test_a_signal_stops_all_that_run_and_what_waits(to_all):
     def start(number, **pinned):
-        process = subprocess.Popen(["bash", "-c", "sleep 20"], **pinned)
+        program = 'trap "exit 143" TERM; echo ready; for i in {1..200}; do sleep 0.1; done'
+        process = subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE, **pinned)
+        process.stdout.readline()
         if number == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid() if to_all else process.pid, signal.SIGTERM)
         return process
 
     begun = time.time()
