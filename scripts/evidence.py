@@ -31,7 +31,7 @@ BEGIN, END = "<!-- begin: scripts/evidence.py -->", "<!-- end: scripts/evidence.
 
 REFERENCE = "CSSL"
 LATER = ("FlexMatch", "FreeMatch", "SoftMatch", "AdaMatch", "Dash", "SimMatch", "C2S2L")  # the pilot's candidates
-BEST_LATER: tuple[str, ...] = ()  # the two of these that the pilot chooses, which has not been run yet
+BEST_LATER: tuple[str, ...] = ("AdaMatch", "FreeMatch")  # the two of these that the pilot chose
 ROWS: tuple[tuple[str, dict], ...] = (
     ("CSSL", {}), ("FixMatch", {"confidence": 0.95}), ("FixMatch", {"confidence": 0.0}), ("FixMatchDA", {}),
     ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), ("Supervised", {}))
