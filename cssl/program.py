@@ -35,7 +35,8 @@ def run_program(command: list[str], **options) -> int:
     return run_programs(1, lambda _, **pinned: subprocess.Popen(command, **options, **pinned))[0]
 
 
-def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: int = 1) -> dict[int, int]:
+def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: int = 1,
+                 ended: Callable[[int], None] = lambda number: None) -> dict[int, int]:
     """Runs programs to their ends, some at a time, each on its share of the cores, and returns exit codes by number.
 
     A signal to this process, or to one of the programs, stops those that run, which then save. No other starts after
@@ -45,6 +46,7 @@ def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: in
         count: how many programs there are.
         start: starts one of them, given its number and arguments of Popen.
         at_once: how many run at the same time.
+        ended: called with the number of each that has ended, however it did.
     """
     running: dict[int, tuple[int, subprocess.Popen]] = {}  # by their share of the cores
     codes: dict[int, int] = {}
@@ -76,6 +78,7 @@ def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: in
                     if process.returncode in STOPPED and not received:  # by somebody else, who will mean all of them
                         stop(process.returncode - 128, None)
                     codes[number] = 128 + received[0] if received else process.returncode
+                    ended(number)
         return codes | {number: 128 + received[0] for number in waiting}
     finally:
         for number, handler in previous.items():

@@ -197,17 +197,21 @@ def main() -> int:
         record.restore(RECORD, folder.parent)
     jobs = {method: [job_of(method, seed, arguments.labels, folder, shlex.split(arguments.flags)) for seed in seeds]
             for method in methods}
+
+    def keep(*runs: Run) -> None:
+        record.save(runs, folder.parent, RECORD)
+
     code = 0
     if not arguments.table:
         todo = [job for found in jobs.values() for job in found if not job.finished()]
         with contextlib.redirect_stdout(sys.stderr):  # the table goes to stdout
-            code = run_all(todo, arguments.at_once, quiet=True)
+            code = run_all(todo, arguments.at_once, quiet=True, keep=keep if arguments.write else None)
         if code in STOPPED:
             return code
     done = {method: [run for job in found if (run := job.finished())] for method, found in jobs.items()}
     rows = {method: measure(runs) for method, runs in done.items() if runs}
     if arguments.write:
-        record.save([run for runs in done.values() for run in runs], folder.parent, RECORD)
+        keep(*(run for runs in done.values() for run in runs))
     rows[SPREADING] = label_spreading([f"digits.{seed}@{arguments.labels}-1" for seed in seeds])
     print(json.dumps(rows, indent=1) if arguments.json else table(rows))
     return code

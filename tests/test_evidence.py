@@ -214,18 +214,54 @@ def test_a_record_keeps_how_long_a_run_took(tmp_path):
     assert record.seconds(read_runs([path])[0]) == 0  # unknown
 
 
-def test_the_script_reports_and_writes(tmp_path, monkeypatch):
-    job = evidence.PARTS["digits"].jobs(tmp_path)[0]
+@pytest.fixture
+def benchmarks(tmp_path, monkeypatch):
+    """A document with a place for the tables; figures and record are beside it."""
+    file = tmp_path / "BENCHMARKS.md"
+    file.write_text(f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n")
+    monkeypatch.setattr(evidence, "BENCHMARKS", file)
+    monkeypatch.setattr(evidence, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(evidence, "RECORD", tmp_path / "figures" / "runs.jsonl")
+    return file
+
+
+def write_finished(job):
+    """Writes the folder of a finished run."""
     config = job.config()
     folder = RunFolder(config.folder())
     folder.claim(config, {"commit": "0123abc", "machine": "a CPU", "started": "2026-01-01 00:00:00"})
     with folder.lock():
         folder.add_report({"step": int(config.training.train_kimg * 1024), "accuracy": 91.0, "ece": 0.1, "nll": 0.5})
-    benchmarks = tmp_path / "BENCHMARKS.md"
-    benchmarks.write_text(f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n")
-    monkeypatch.setattr(evidence, "BENCHMARKS", benchmarks)
-    monkeypatch.setattr(evidence, "FIGURES", tmp_path / "figures")
-    monkeypatch.setattr(evidence, "RECORD", tmp_path / "figures" / "runs.jsonl")
+
+
+def test_claims_come_first_and_a_run_is_recorded_when_it_ends(tmp_path, monkeypatch, benchmarks):
+    """In place of training, runs made before are moved to where the series looks for them; one fails."""
+    part = evidence.Part("methods", ("digits.1@40-1",), (("LSMatch", {}), ("Supervised", {}), ("CSSL", {})), {})
+    monkeypatch.setattr(evidence, "PARTS", {"digits": part})
+    for job in part.jobs(tmp_path / "made"):
+        write_finished(job)
+    evidence.RECORD.parent.mkdir()
+    evidence.RECORD.write_text("")
+    program, log = tmp_path / "python", tmp_path / "log"
+    program.write_text(f"""#!/bin/bash
+echo "$2 $(wc -l < {evidence.RECORD})" >> {log}
+[ "$2" != cssl.lsmatch ] || exit 1
+cd {tmp_path}/made
+name=${{2#cssl.}}
+found=$(find . -ipath "*/$name""_*" -prune)
+mkdir -p {tmp_path}/runs/$(dirname "$found")
+mv "$found" {tmp_path}/runs/"$found"
+""")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    done = invoke(evidence.main, "--write", f"--train_dir={tmp_path / 'runs'}")
+    assert done.code == 1 and "failed: python -m cssl.lsmatch" in done.stderr
+    assert log.read_text().splitlines() == ["cssl.cssl 0", "cssl.lsmatch 1", "cssl.supervised 1"]
+    assert len(evidence.RECORD.read_text().splitlines()) == 2 and "91.00 (1)" in benchmarks.read_text()
+
+
+def test_the_script_reports_and_writes(tmp_path, benchmarks):
+    write_finished(evidence.PARTS["digits"].jobs(tmp_path)[0])
     done = invoke(evidence.main, "--report", "--write", f"--train_dir={tmp_path}")
     assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
     text = benchmarks.read_text()

@@ -28,6 +28,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import cssl
@@ -141,10 +142,12 @@ def parse_extra(flags: list[str]) -> dict[str, str]:
     return {match[1]: match[2] for match in matches.values() if match}
 
 
-def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False) -> int:
+def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
+            keep: Callable[[Run], None] | None = None) -> int:
     """Runs jobs, so many at a time; a failed one does not stop the rest, a signal does.
 
     If quiet, or where several run, what they print is in their folders alone, but for the errors of those that fail.
+    `keep` gets each run as soon as it is finished: what a series has reached survives whatever ends it.
     """
     quiet = quiet or at_once > 1
     if not 1 <= at_once <= usable_cores():
@@ -160,7 +163,11 @@ def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False) -> int:
             with errors[number].open("w") as file:
                 return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, **pinned)
 
-        codes = run_programs(len(todo), start, at_once)
+        def ended(number: int) -> None:
+            if keep and (run := todo[number].finished()):
+                keep(run)
+
+        codes = run_programs(len(todo), start, at_once, ended)
         stopped = [code for code in codes.values() if code in STOPPED]
         if stopped:
             return stopped[0]
