@@ -201,14 +201,23 @@ def _build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | 
         raise UserError(str(error)) from error
 
 
-def environment_facts() -> dict:
-    """Returns what a reader of the results will want to know about this program and machine."""
-    root, commit = Path(__file__).parent.parent, ""
+def commit_of(root: Path) -> str:
+    """Returns a folder's commit, with "-dirty" if more than documents has changed since; "unknown" without Git."""
+    def git(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True)
+
     if (root / ".git").exists():
         with suppress(OSError):  # no git here
-            commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True,
-                                    text=True).stdout.strip()
-    return {"commit": commit or "unknown", "python": platform.python_version(),
+            # Documents do not count: a series of runs writes its results into them while it goes on.
+            changed = git("diff", "--quiet", "HEAD", "--", ".", ":!docs", ":!*.md").returncode == 1
+            commit = git("describe", "--always").stdout.strip()
+            return (commit or "unknown") + "-dirty" * changed
+    return "unknown"
+
+
+def environment_facts() -> dict:
+    """Returns what a reader of the results will want to know about this program and machine."""
+    return {"commit": commit_of(Path(__file__).parent.parent), "python": platform.python_version(),
             "tensorflow": tf.__version__, "keras": keras.__version__,
             "machine": f"{cpu_facts()[0]}, {os.cpu_count()} cores",
             "devices": [device.name for device in tf.config.list_logical_devices()],

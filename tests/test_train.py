@@ -240,6 +240,28 @@ def test_environment_without_git(monkeypatch):
     assert experiment.environment_facts()["commit"] == "unknown"
 
 
+def test_a_commit_is_dirty_if_the_program_has_changed(tmp_path):
+    def git(*arguments):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True,
+                       stdout=subprocess.PIPE)
+
+    assert experiment.commit_of(tmp_path) == "unknown"
+    (tmp_path / "docs").mkdir()
+    files = [tmp_path / name for name in ("README.md", "docs/runs.jsonl", "program.py")]
+    git("init", "--quiet")
+    for file in files:
+        file.write_text("first")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    clean = experiment.commit_of(tmp_path)
+    assert len(clean) >= 7
+    found = []
+    for file in files:
+        file.write_text("second")
+        found.append(experiment.commit_of(tmp_path))
+    assert found == [clean, clean, f"{clean}-dirty"]
+
+
 def test_eval_ckpt_takes_run_folder_or_file(finished, program):
     run, _ = finished
     last = reports(run)[-1]
