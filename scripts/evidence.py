@@ -3,12 +3,12 @@
     python scripts/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments]
                                [--at_once=2] [--recorded] [--report] [--write]
 
-Runs what is missing, those behind the claims first, one run after the other or so many at once, each with its share of
-the cores: a run that was stopped continues, a finished one is not repeated. Then prints the tables as Markdown; with
---write they take their place in BENCHMARKS.md, the figures in docs/evidence, and the numbers of each run, as soon as it
-is finished, in docs/evidence/runs.jsonl. With --recorded the runs of that file count as finished: without it all are
-made here. --report trains nothing. The part `pilot` has the runs on split 0 behind the protocol, which no table of
-methods uses.
+Runs what is missing (those behind the claims first, then labels alone), one run after the other or so many at once,
+each with its share of the cores: a run that was stopped continues, a finished one is not repeated. Then prints the
+tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and the numbers
+of each run, as soon as it is finished, in docs/evidence/runs.jsonl. With --recorded the runs of that file count as
+finished: without it all are made here. --report trains nothing. The part `pilot` has the runs on split 0 behind the
+protocol, which no table of methods uses.
 CIFAR-10 and Fashion-MNIST must be prepared (`python scripts/create_datasets.py cifar10 fashion_mnist`).
 """
 import argparse
@@ -32,11 +32,12 @@ BEGIN, END = "<!-- begin: scripts/evidence.py -->", "<!-- end: scripts/evidence.
 
 REFERENCE = "CSSL"
 CLAIMED = (REFERENCE, "FixMatch", "FixMatchDA")  # the methods that the claims compare
+LABELS_ALONE = "Supervised"
 LATER = ("FlexMatch", "FreeMatch", "SoftMatch", "AdaMatch", "Dash", "SimMatch", "C2S2L")  # the pilot's candidates
 BEST_LATER: tuple[str, ...] = ("AdaMatch", "FreeMatch")  # the two of these that the pilot chose
 ROWS: tuple[tuple[str, dict], ...] = (
     ("CSSL", {}), ("FixMatch", {"confidence": 0.95}), ("FixMatch", {"confidence": 0.0}), ("FixMatchDA", {}),
-    ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), ("Supervised", {}))
+    ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), (LABELS_ALONE, {}))
 SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
          "ema": 0.98, "bn_momentum": 0.98}
 TAGS = ("accuracy", "ece", "nll")
@@ -79,7 +80,7 @@ PARTS = {
     "fashion_mnist": Part("evidence", _splits("fashion_mnist.@40-1"), ROWS, SMALL),
     "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
-                  tuple((name, {}) for name in ("CSSL", "FixMatch", "Supervised", *LATER)), SMALL),
+                  tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
 }
 
 
@@ -229,7 +230,8 @@ def main() -> int:
     code = 0
     if not args.report:
         jobs = [job for name in parts for job in PARTS[name].jobs(args.train_dir) if not job.finished()]
-        jobs.sort(key=lambda job: job.method not in CLAIMED)  # a series that is stopped should leave answers
+        # A series that is stopped should leave answers, and what they are worth beside labels alone.
+        jobs.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
         code = run_all(jobs, args.at_once, keep=keep if args.write else None)
     if code not in STOPPED:
         done = {name: [run for job in PARTS[name].jobs(args.train_dir) if (run := job.finished())] for name in parts}

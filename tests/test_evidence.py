@@ -236,7 +236,8 @@ def write_finished(job):
 
 def test_claims_come_first_and_a_run_is_recorded_when_it_ends(tmp_path, monkeypatch, benchmarks):
     """In place of training, runs made before are moved to where the series looks for them; one fails."""
-    part = evidence.Part("methods", ("digits.1@40-1",), (("LSMatch", {}), ("Supervised", {}), ("CSSL", {})), {})
+    rows = ("LSMatch", {}), (evidence.LABELS_ALONE, {}), ("CSSL", {})
+    part = evidence.Part("methods", ("digits.1@40-1",), rows, {})
     monkeypatch.setattr(evidence, "PARTS", {"digits": part})
     for job in part.jobs(tmp_path / "made"):
         write_finished(job)
@@ -256,7 +257,7 @@ mv "$found" {tmp_path}/runs/"$found"
     monkeypatch.setattr(sys, "executable", str(program))
     done = invoke(evidence.main, "--write", f"--train_dir={tmp_path / 'runs'}")
     assert done.code == 1 and "failed: python -m cssl.lsmatch" in done.stderr
-    assert log.read_text().splitlines() == ["cssl.cssl 0", "cssl.lsmatch 1", "cssl.supervised 1"]
+    assert log.read_text().splitlines() == ["cssl.cssl 0", "cssl.supervised 1", "cssl.lsmatch 2"]
     assert len(evidence.RECORD.read_text().splitlines()) == 2 and "91.00 (1)" in benchmarks.read_text()
 
 
