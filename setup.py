@@ -33,7 +33,7 @@ setup(
         "numpy>=1.26",  # splits, evaluation, calibration
         "pillow>=9.5",  # image files; the definition of every augmentation
         "scikit-learn>=1.4",  # the embedded handwritten digits
-        "scipy>=1.10",  # quantiles of the Beta distribution for mixing weights
+        "scipy>=1.10",  # quantiles: of the Beta distribution for mixing weights, of Student's t
         "tensorboard>=2.18",  # event files: written by TensorFlow, read where metrics.jsonl is damaged
         "tensorflow>=2.18",  # everything that is computed
         "tensorflow-datasets>=4.9.7",  # CIFAR, SVHN, STL-10, Fashion-MNIST

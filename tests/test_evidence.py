@@ -124,18 +124,37 @@ def test_coverage_of_credal_sets():
 
 def test_claims(compared):
     grid = tables.summarise(read_runs([compared]), evidence.TAGS, last=1)
-    _, few, calibrated = evidence.claims_table(grid)  # reports at 1, 2, 3 and 4 of 4 kimg: none at an eighth
-    assert few[1:] == ["FixMatch", "+3.00", "+2.00 to +4.00", "3 of 3", "yes"]
-    assert calibrated[1:] == ["FixMatch", "-0.020", "-0.030 to -0.010", "0 of 3", "no"]
+    _, few, calibrated = evidence.claims_table([grid])  # reports at 1, 2, 3 and 4 of 4 kimg: none at an eighth
+    assert few[1:] == ["cifar10", "FixMatch", "+3.00", "+2.00 to +4.00", "+0.52 to +5.48", "3 of 3", "yes"]
+    assert calibrated[1:] == ["cifar10", "FixMatch", "-0.020", "-0.030 to -0.010", "-0.045 to +0.005", "0 of 3",
+                              "no"]
+
+
+def test_students_interval_has_its_level_for_normal_differences():
+    rng, covered = np.random.default_rng(0), 0
+    for values in rng.normal(1, 2, (4000, 5)):
+        found = evidence.student_interval(tables.Difference(values.mean(), 0, 0, tuple(values)))
+        covered += found.low < 1 < found.high
+    assert covered / 4000 == pytest.approx(0.95, abs=0.015)  # its own deviation is 0.0034
+    one = evidence.student_interval(tables.paired_difference({1: 1.0}, {1: 0.0}))
+    assert one.interval(2) == "–"
 
 
 def test_claims_at_the_start(tmp_path):
     for seed in (1, 2):
         for method, start in (("CSSL", 30.0 + seed), ("FixMatch", 25.0)):
             write_run(tmp_path, [start, *[50] * 7], method=method, dataset=f"cifar10.{seed}@40-1", train_kimg=8)
-    claims = evidence.claims_table(tables.summarise(read_runs([tmp_path]), evidence.TAGS, last=1))
-    assert claims[-1] == ["faster at the start (accuracy at 0.125 of the length)", "FixMatch", "+6.50",
-                          "+6.00 to +7.00", "2 of 2", "yes"]
+    claims = evidence.claims_table([tables.summarise(read_runs([tmp_path]), evidence.TAGS, last=1)])
+    assert claims[-1] == ["faster at the start (accuracy at 0.125 of the length)", "cifar10", "FixMatch", "+6.50",
+                          "+6.00 to +7.00", "+0.15 to +12.85", "2 of 2", "yes"]
+
+
+def test_claims_are_listed_one_after_the_other_over_all_datasets(compared):
+    runs = read_runs([compared])
+    grids = [tables.summarise([run for run in runs if run.method in methods], evidence.TAGS, last=1)
+             for methods in (("CSSL", "FixMatch"), ("CSSL",), ("FixMatch",), ("CSSL", "FixMatch"))]
+    lines = evidence.claims_table(grids)  # where one of the two is missing there is nothing to answer
+    assert [line[0] for line in lines[1:]] == [evidence.CLAIMS[0][0]] * 2 + [evidence.CLAIMS[1][0]] * 2
 
 
 def test_the_start_is_the_first_report_from_an_eighth_on(tmp_path):
