@@ -16,6 +16,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -123,14 +124,15 @@ def curves_figure(runs: list[Run]) -> Figure:
 
 # Methods beside each other.
 
+def report_from(run: Run, share: float) -> dict:
+    """Returns the first report of a run from a share of its length on; {} if it comes too late."""
+    begin = share * 1024 * run.config["train_kimg"]
+    return next((report for report in run.metrics if begin <= report["step"] <= START_SLACK * begin), {})
+
+
 def start_values(runs: list[Run]) -> dict[int, float]:
     """Returns the accuracy at an eighth of the length by split seed; NaN where no report is there."""
-    found = {}
-    for run in runs:
-        eighth = START * 1024 * run.config["train_kimg"]
-        step = next((report["step"] for report in run.metrics if eighth <= report["step"] <= START_SLACK * eighth), -1)
-        found[run.dataset.seed] = value_at(run, "accuracy", step)
-    return found
+    return {run.dataset.seed: report_from(run, START).get("accuracy", math.nan) for run in runs}
 
 
 CLAIMS = (("better with few labels (accuracy)", "accuracy"), ("better calibrated (ECE)", "ece"),
@@ -175,6 +177,36 @@ def claims_table(grids: list[tables.Grid]) -> list[list[str]]:
     return lines
 
 
+# What credal sets promise.
+
+def credal_table(runs: list[Run]) -> list[list[str]]:
+    """Puts the size of credal sets beside the error of pseudo-labels: smallest to largest of the runs of a dataset."""
+    lines = [["dataset", "share of the length", "mean alpha", "error of pseudo-labels", "sets with the true class"]]
+    for dataset in dict.fromkeys(run.dataset.dataset for run in runs):
+        for share in (START, 0.5, 1.0):
+            reports = [report_from(run, share) for run in runs if run.dataset.dataset == dataset]
+            columns = [(report["monitors/alpha"], 1 - report["monitors/pseudo_accuracy"], report["credal"]["truth"])
+                       for report in reports if report]
+            if columns:
+                lines.append([dataset, f"{share:g}", *(f"{min(values):.3f} to {max(values):.3f}"
+                                                       for values in zip(*columns, strict=True))])
+    return lines
+
+
+def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
+    """Says of the smallest sets at the end of runs, with 1 - alpha from `sure` on, how often their class is right."""
+    lines = [["dataset", f"pseudo-labels with 1 − alpha from {sure:g} on", "mean of 1 − alpha", "share right"]]
+    for dataset in dict.fromkeys(run.dataset.dataset for run in runs):
+        found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs
+                 if run.dataset.dataset == dataset]
+        y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
+        known, here = truth >= 0, (truth >= 0) & (1 - alpha >= sure)
+        if here.any():
+            lines.append([dataset, f"{here.sum()} of {known.sum()}", f"{(1 - alpha[here]).mean():.3f}",
+                          f"{(y == truth)[here].mean():.3f}"])
+    return lines
+
+
 def origin(runs: list[Run]) -> str:
     """Names the commits, the machine and the hours of runs."""
     facts = [run.described("args/environment.json") for run in runs]
@@ -207,6 +239,8 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
     credal = [run for name, runs in done.items() if name not in ("curves", "pilot") for run in runs
               if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.metrics)]
     if credal:
+        texts += ["### What credal sets promise", tables.markdown(credal_table(credal)),
+                  tables.markdown(promise_table(credal))]
         figures["credal"] = plots.credal_validity(credal)
     if done.get("pilot"):
         tags = ("accuracy/valid", "ece/valid")

@@ -114,6 +114,22 @@ def test_forest_and_credal_figures(compared, tmp_path):
         invoke("plot", "credal", *[run.path for run in read_runs([compared]) if run.method == "FixMatch"])
 
 
+def test_credal_sets_in_numbers(compared):
+    runs = [run for run in read_runs([compared]) if run.method == "CSSL"]
+    header, half, end = evidence.credal_table(runs)  # of 4 kimg, reports at 1, 2, 3 and 4: none at an eighth
+    assert half == ["cifar10", "0.5", "0.333 to 0.333", "0.600 to 0.600", "0.400 to 0.400"]
+    assert end == ["cifar10", "1", "0.200 to 0.200", "0.200 to 0.200", "0.800 to 0.800"]
+    arrays = runs[0].arrays("pseudo_labels", ("class", "alpha", "labels"))  # the same in all runs
+    known = arrays["labels"] >= 0
+    sure = float(np.median(1 - arrays["alpha"][known]))
+    here = known & (1 - arrays["alpha"] >= sure)
+    _, line = evidence.promise_table(runs, sure)
+    assert line == ["cifar10", f"{3 * here.sum()} of {3 * known.sum()}", f"{(1 - arrays['alpha'][here]).mean():.3f}",
+                    f"{(arrays['class'] == arrays['labels'])[here].mean():.3f}"]
+    assert 0 < here.sum() < known.sum()
+    assert len(evidence.promise_table(runs, 1.1)) == 1  # nothing is as sure
+
+
 def test_coverage_of_credal_sets():
     y, alpha, labels = np.array([0, 1, 2, 2, 0]), np.array([0.1, 0.4, 1.0, 0.2, 0.9]), np.array([0, 0, 0, 1, -1])
     # The last is unknown; the third is the set of all distributions.
