@@ -2,7 +2,7 @@
 import functools
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +250,17 @@ def credal_sets(run: Run) -> Figure | None:
     return figure
 
 
+def promises(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the probabilities 1 - alpha that credal sets promise at the end of runs, and where their class is right.
+
+    Images whose class is unknown are left out.
+    """
+    found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs]
+    y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
+    known = truth >= 0
+    return 1 - alpha[known], (y == truth)[known]
+
+
 def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
     """Draws what credal sets promise beside what is true, a row per dataset, over the runs that have them.
 
@@ -279,10 +290,7 @@ def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
             steps, mean, std = over_seeds(series)
             axis.plot(steps / 1024, mean, color=COLOURS[number], label=label, marker="o" if len(steps) == 1 else None)
             axis.fill_between(steps / 1024, mean - std, mean + std, color=COLOURS[number], alpha=0.2, linewidth=0)
-        found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in same]
-        y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
-        known = truth >= 0
-        promised, hits = 1 - alpha[known], (y == truth)[known]
+        promised, hits = promises(same)
         index = np.minimum((promised * bins).astype(int), bins - 1)
         for here in (index == number for number in range(bins)):
             if here.any():

@@ -55,6 +55,11 @@ class Summary(NamedTuple):
     values: tuple[float, ...]  # one per seed
     runs: tuple[Run, ...]
 
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The value of each seed."""
+        return dict(zip(self.seeds, self.values, strict=True))
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
@@ -169,8 +174,7 @@ def differences(grid: Grid, reference: str) -> dict[tuple[str, Column], Differen
     for (row, column), cell in grid.cells.items():
         other = grid.cells.get((reference, column))
         if row != reference and other and {*cell.seeds} & {*other.seeds}:
-            ours, theirs = (dict(zip(c.seeds, c.values, strict=True)) for c in (cell, other))
-            found[row, column] = paired_difference(ours, theirs)
+            found[row, column] = paired_difference(cell.by_seed, other.by_seed)
     return found
 
 

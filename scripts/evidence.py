@@ -16,7 +16,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -132,7 +131,7 @@ def report_from(run: Run, share: float) -> dict:
 
 def start_values(runs: list[Run]) -> dict[int, float]:
     """Returns the accuracy at an eighth of the length by split seed; NaN where no report is there."""
-    return {run.dataset.seed: report_from(run, START).get("accuracy", math.nan) for run in runs}
+    return {run.dataset.seed: value_at(run, "accuracy", report_from(run, START).get("step", -1)) for run in runs}
 
 
 CLAIMS = (("better with few labels (accuracy)", "accuracy"), ("better calibrated (ECE)", "ece"),
@@ -145,7 +144,7 @@ def values_of(grid: tables.Grid, row: str, tag: str) -> dict[int, float]:
                  if other == row and column.metric == ("accuracy" if tag == "start" else tag)), None)
     if cell is None:
         return {}
-    return start_values(list(cell.runs)) if tag == "start" else dict(zip(cell.seeds, cell.values, strict=True))
+    return start_values(list(cell.runs)) if tag == "start" else cell.by_seed
 
 
 def student_interval(found: tables.Difference) -> tables.Difference:
@@ -197,13 +196,11 @@ def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
     """Says of the smallest sets at the end of runs, with 1 - alpha from `sure` on, how often their class is right."""
     lines = [["dataset", f"pseudo-labels with 1 − alpha from {sure:g} on", "mean of 1 − alpha", "share right"]]
     for dataset in dict.fromkeys(run.dataset.dataset for run in runs):
-        found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs
-                 if run.dataset.dataset == dataset]
-        y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
-        known, here = truth >= 0, (truth >= 0) & (1 - alpha >= sure)
+        promised, hits = plots.promises(run for run in runs if run.dataset.dataset == dataset)
+        here = promised >= sure
         if here.any():
-            lines.append([dataset, f"{here.sum()} of {known.sum()}", f"{(1 - alpha[here]).mean():.3f}",
-                          f"{(y == truth)[here].mean():.3f}"])
+            lines.append([dataset, f"{here.sum()} of {len(here)}", f"{promised[here].mean():.3f}",
+                          f"{hits[here].mean():.3f}"])
     return lines
 
 
