@@ -57,7 +57,7 @@ def method(name: str) -> Any:
 
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()}, "RunConfig": "libml.config",
-    "option": "libml.config", "SSLModel": "libml.model", "train": "libml.experiment", "load": "libml.data",
+    "option": "libml.config", "SSLModel": "libml.learn.model", "train": "libml.experiment", "load": "libml.data",
     **dict.fromkeys(("from_arrays", "from_csv", "from_folder"), "libml.data")})
 
 
@@ -110,9 +110,10 @@ def load_model(path: str | Path, **arguments: Any) -> Any:
     """
     import keras
 
-    from libml import keras_model, models
+    from libml.learn import keras_model
+    from libml.networks import heads
 
-    del models  # its networks register themselves
+    del heads  # networks register themselves
     for name in methods():
         method(name)
     classes = keras_model.KerasModel.__subclasses__()
@@ -125,7 +126,7 @@ def load_model(path: str | Path, **arguments: Any) -> Any:
 
 def classifier(run: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
                network: Any = None) -> Any:
-    """Returns a `libml.predict.Classifier` of a run, one of its checkpoints, or an export.
+    """Returns a `libml.results.predict.Classifier` of a run, one of its checkpoints, or an export.
 
     Args:
         run: run folder, its folder tf, a file in it, or the folder of an export.
@@ -135,7 +136,7 @@ def classifier(run: str | Path, *, data: Any = None, data_dir: str = "", method_
         network: the function that builds the network, of a run with one of its own.
     """
     from libml import experiment
-    from libml.predict import EXPORT_FILE, Classifier
+    from libml.results.predict import EXPORT_FILE, Classifier
 
     if (Path(run) / EXPORT_FILE).exists():
         return Classifier.of_export(Path(run))
@@ -143,7 +144,7 @@ def classifier(run: str | Path, *, data: Any = None, data_dir: str = "", method_
 
 
 def predict(run: str | Path, files: Any, **options: Any) -> Any:
-    """Classifies image files with a run or an export; returns `libml.predict.Predictions`: files, classes,
+    """Classifies image files with a run or an export; returns `libml.results.predict.Predictions`: files, classes,
     probabilities, uncertainty, credal(), sets(coverage), records().
 
     Args:
@@ -151,7 +152,7 @@ def predict(run: str | Path, files: Any, **options: Any) -> Any:
         files: image files, or folders of them; one or several.
         **options: those of `classifier`.
     """
-    from libml import predict as library
+    from libml.results import predict as library
 
     places = [files] if isinstance(files, str | Path) else files
     return library.predict(classifier(run, **options), library.find_files(places))
@@ -173,7 +174,7 @@ def export(run: str | Path, folder: str | Path, *, data: Any = None, data_dir: s
         force: whether an older export there is replaced.
     """
     from libml import experiment
-    from libml import export as library
+    from libml.results import export as library
 
     library.check_target(Path(folder), force)
     config, prefix = _find(run, data_dir, method_class)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import banks, losses, mixing, optim
 from libml.config import option
 from libml.lazy import tf
-from libml.model import ALIGNMENT_LENGTH, Equal, SSLModel
+from libml.learn import banks, losses, mixing, optim
+from libml.learn.model import ALIGNMENT_LENGTH, Equal, SSLModel
 
 
 class AdaMatch(SSLModel):

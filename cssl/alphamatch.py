@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from libml import losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import SSLModel
+from libml.learn import losses
+from libml.learn.model import SSLModel
 
 
 def powered_mean(log_p: tf.Tensor, weights: list[float], alpha: float) -> tf.Tensor:

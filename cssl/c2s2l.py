@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import Equal, SSLModel
+from libml.learn import losses
+from libml.learn.model import Equal, SSLModel
 
 EPOCH = 1024  # updates
 

@@ -16,12 +16,12 @@ from absl import flags
 import cssl
 from cssl.program import exit_on_user_error
 from libml.config import RunConfig, TrainOptions, describe
-from libml.datasets import DATASETS
+from libml.data.names import DATASETS
 from libml.errors import UserError
 from libml.xla_cache import XlaCache
 
 if TYPE_CHECKING:
-    from libml.model import SSLModel
+    from libml.learn.model import SSLModel
 
 TRAIN_STEPS = "length in updates, instead of train_kimg"
 

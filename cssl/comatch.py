@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import banks, losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import Equal, SharedOptions, SSLModel
+from libml.learn import banks, losses
+from libml.learn.model import Equal, SharedOptions, SSLModel
 
 
 class CoMatch(SSLModel):
@@ -43,9 +43,9 @@ class CoMatch(SSLModel):
 
     def with_heads(self, network):
         """Embeddings of unit length."""
-        from libml import models  # needs TensorFlow
+        from libml import networks  # needs TensorFlow
 
-        return models.Heads(network, {"z": models.Projection(self.options.low_dim, slope=0.1, seed=self.seed)})
+        return networks.Heads(network, {"z": networks.Projection(self.options.low_dim, slope=0.1, seed=self.seed)})
 
     def initial_state(self):
         """The last 32 mean predictions, and the memory of embeddings with pseudo-labels."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libml import losses, mixing
 from libml.config import option
 from libml.lazy import tf
-from libml.model import SSLModel
+from libml.learn import losses, mixing
+from libml.learn.model import SSLModel
 
 
 class CRMatch(SSLModel):
@@ -31,10 +31,10 @@ class CRMatch(SSLModel):
 
     def with_heads(self, network):
         """A vector of the whole feature map, and four quarter turns to tell apart."""
-        from libml import models  # needs TensorFlow
+        from libml import networks  # needs TensorFlow
 
-        return models.Heads(network, {"vector": models.MapVector(128, self.seed),
-                                      "rotation": models.Projection(4, seed=self.seed, normalize=False)}, self.seed)
+        return networks.Heads(network, {"vector": networks.MapVector(128, self.seed),
+                                      "rotation": networks.Projection(4, seed=self.seed, normalize=False)}, self.seed)
 
     def compute_losses(self, views, step):
         """H(label, p) + wu mask H(argmax q, p) + w_distance mask max(0, cos(e_s, e_w)) + w_rot H(turn, r)."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import SSLModel
+from libml.learn import losses
+from libml.learn.model import SSLModel
 
 WINDOW = 256  # last updates of the warm-up, whose labelled loss the threshold starts from
 

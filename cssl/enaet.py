@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from libml import augment, losses, mixing, optim
+from libml import augment
 from libml.config import option
 from libml.lazy import tf
-from libml.model import AdamModel
+from libml.learn import losses, mixing, optim
+from libml.learn.model import AdamModel
 
 WEIGHTS = {"projective": 10.0, "affine": 7.5, "similarity": 5.0, "euclidean": 2.0, "ccbs": 0.5}  # lambda_k
 
@@ -46,10 +47,10 @@ class EnAET(AdamModel):
 
     def with_heads(self, network):
         """Decoders of the transformations."""
-        from libml import models  # these need TensorFlow
+        from libml import networks  # these need TensorFlow
         from libml.augment.transformations import NUMBERS
 
-        return models.Decoders(network, NUMBERS, self.seed)
+        return networks.Decoders(network, NUMBERS, self.seed)
 
     def weight_groups(self):
         """Adam for the network, SGD for the decoders; all their weights decay."""

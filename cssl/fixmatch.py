@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libml import losses, optim
 from libml.config import option
 from libml.lazy import tf
-from libml.model import SSLModel
+from libml.learn import losses, optim
+from libml.learn.model import SSLModel
 
 
 class FixMatch(SSLModel):

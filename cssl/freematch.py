@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import banks, losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import Equal, SSLModel
+from libml.learn import banks, losses
+from libml.learn.model import Equal, SSLModel
 
 
 class FreeMatch(SSLModel):

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libml import losses, mixing
 from libml.config import option
 from libml.lazy import tf
-from libml.model import AdamModel
+from libml.learn import losses, mixing
+from libml.learn.model import AdamModel
 
 
 class ICT(AdamModel):

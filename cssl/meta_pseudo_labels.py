@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import losses, mixing
 from libml.config import option
 from libml.lazy import tf
-from libml.model import SharedOptions, SSLModel
+from libml.learn import losses, mixing
+from libml.learn.model import SharedOptions, SSLModel
 
 
 def centred(change, average):
@@ -65,14 +65,14 @@ class MetaPseudoLabels(SSLModel):
         return {"augment": "d.d.rac", "bn_momentum": 0.99}
 
     def __init__(self, network, num_classes, *, teacher=None, seed=0, **arguments):
-        from libml import models  # needs TensorFlow
+        from libml import networks  # needs TensorFlow
 
         if teacher is None:
             if getattr(network, "twin", None) is None:
                 raise ValueError(f"A {type(network).__name__} cannot be built twice: give the model a `teacher` too, "
-                                 "or use a network of libml.models.")
+                                 "or use a network of libml.networks.")
             teacher = network.twin(int(np.random.SeedSequence([seed, 2 ** 31]).generate_state(1)[0]))
-        super().__init__(models.TeacherAndStudent(network, teacher), num_classes, seed=seed, **arguments)
+        super().__init__(networks.TeacherAndStudent(network, teacher), num_classes, seed=seed, **arguments)
 
     def initial_state(self):
         """The moving average of the change of the student's loss."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libml import losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import ConsistencyOptions, SSLModel
+from libml.learn import losses
+from libml.learn.model import ConsistencyOptions, SSLModel
 
 
 class PseudoLabel(SSLModel):

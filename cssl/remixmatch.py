@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import losses, mixing
 from libml.config import option
 from libml.lazy import tf
-from libml.model import PreFixMatchOptions, SSLModel
+from libml.learn import losses, mixing
+from libml.learn.model import PreFixMatchOptions, SSLModel
 
 
 class ReMixMatch(SSLModel):
@@ -41,9 +41,9 @@ class ReMixMatch(SSLModel):
 
     def with_heads(self, network):
         """Four quarter turns to tell apart."""
-        from libml import models  # needs TensorFlow
+        from libml import networks  # needs TensorFlow
 
-        return models.Heads(network, {"rotation": 4}, self.seed)
+        return networks.Heads(network, {"rotation": 4}, self.seed)
 
     def initial_state(self):
         """The moving average of the labels' distribution."""

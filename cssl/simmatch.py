@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libml import banks, losses
 from libml.config import option
 from libml.lazy import tf
-from libml.model import Equal, SSLModel
+from libml.learn import banks, losses
+from libml.learn.model import Equal, SSLModel
 
 DIMENSION = 128
 
@@ -34,9 +34,9 @@ class SimMatch(SSLModel):
 
     def with_heads(self, network):
         """Embeddings of unit length."""
-        from libml import models  # needs TensorFlow
+        from libml import networks  # needs TensorFlow
 
-        return models.Heads(network, {"z": models.Projection(DIMENSION, seed=self.seed)})
+        return networks.Heads(network, {"z": networks.Projection(DIMENSION, seed=self.seed)})
 
     def initial_state(self):
         """The last 32 mean predictions; embedding and class of each labelled image."""

@@ -2,7 +2,7 @@
 
     python -m cssl.supervised --dataset=cifar10.3@40-1
 """
-from libml.model import SSLModel
+from libml.learn.model import SSLModel
 
 
 class Supervised(SSLModel):

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libml import losses, mixing
 from libml.config import option
 from libml.lazy import tf
-from libml.model import AdamModel
+from libml.learn import losses, mixing
+from libml.learn.model import AdamModel
 
 # Length of the first step of the power iteration. The customary 1e-6 changes a pixel by less than float32 resolves: the
 # gradient is then rounding noise (cosine with the true direction 0.00 on a small residual net; 0.9995 with 1e-3).

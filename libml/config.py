@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libml import applications, files
 from libml.augment.spec import parse_augment
-from libml.datasets import GRAMMAR, DatasetName, parse_name
+from libml.data import files
+from libml.data.names import GRAMMAR, DatasetName, parse_name
 from libml.errors import OptionError, UserError
+from libml.networks import applications
 
 if TYPE_CHECKING:
     from libml.data import SSLData
-    from libml.model import SSLModel
+    from libml.learn.model import SSLModel
 
 CIRCUMSTANCE: dict[str, Any] = dict(named=False, fixed=False, row=False)  # where and how, not what is computed
 MAX_KIMG = 1e12
@@ -51,14 +52,6 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
     return dataclasses.field(default=default, metadata={
         "help": help, "low": low, "high": high, "above": above, "choices": choices, "also": also, "named": named,
         "fixed": fixed, "row": row, "local": local, "needs": needs, "flag": flag})
-
-
-def expand(name: str, path: str) -> Path:
-    """Returns a path of the user's with ~ expanded; OptionError if that names nobody."""
-    expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
-        raise OptionError(f"{name}={path}: there is no user {expanded.split(os.sep)[0][1:]!r}.")
-    return Path(expanded)
 
 
 def describe(options: type) -> dict[str, dataclasses.Field]:
@@ -185,11 +178,6 @@ def schedule_length(values: dict) -> float | None:
     return values.get("schedule_kimg") or values.get("train_kimg")
 
 
-def default_scales(width: int) -> int:
-    """Stages that bring images of this width down to feature maps of 8 pixels, or 5 to 7."""
-    return max(1, math.ceil(math.log2(width)) - 2)
-
-
 def _short(path: Path) -> str:
     """A name for a path that may be long: two files of one name stay apart."""
     path = path.resolve()
@@ -306,7 +294,7 @@ class RunConfig:
             values["train_kimg"] = _checked("train_kimg", train_steps * values["batch"] / 1024, fields["train_kimg"])
             given = {**given, "train_kimg": values["train_kimg"]}
         width = values["image_size"] if dataset.path or dataset.is_arrays else dataset.entry.width
-        values["scales"] = values["scales"] or default_scales(width)
+        values["scales"] = values["scales"] or applications.default_scales(width)
         return cls._from_values(method, values, frozenset(given), frozenset(presets))
 
     @staticmethod
@@ -317,7 +305,8 @@ class RunConfig:
             found = applications.presets(arch, method, given)
         if dataset.is_whole:
             image_size = given.get("image_size", found.get("image_size"))
-            found = files.presets(files.listing(expand("dataset", dataset.path), dataset.is_csv), image_size) | found
+            listing = files.listing(files.expand("dataset", dataset.path), dataset.is_csv)
+            found = files.presets(listing, image_size) | found
         if "train_kimg" not in found:
             return found
         length = given.get("train_kimg", found["train_kimg"])
@@ -433,7 +422,7 @@ class RunConfig:
         name, spec, augmentation = self.dataset, parse_augment(self.augmentation.augment), self.augmentation
         dataset = name.dataset
         if name.path:
-            dataset = f"{dataset.split(':')[0]}-{_short(expand('dataset', name.path))}"
+            dataset = f"{dataset.split(':')[0]}-{_short(files.expand('dataset', name.path))}"
         labels, valid = ("all" if name.labels is None else name.labels), "auto" if name.is_whole else name.valid
         middle = f"Augment_{spec.strong}"
         if spec.uses_ctaugment:
@@ -443,13 +432,13 @@ class RunConfig:
         values, replaced, own = self.values(), set(), []
         values["arch"] = values["arch"].replace(":", "-")
         if values["weights"] not in ("none", "imagenet"):
-            values["weights"] = _short(expand("weights", values["weights"]))
+            values["weights"] = _short(files.expand("weights", values["weights"]))
         if self.network.own_network:  # another network of the same name is to be noticed, so without its digest
             replaced, own = set(describe(NetworkOptions)), [f"network_{self.network.own_network.rpartition('-')[0]}"]
         settings = sorted(f"{option}{values[option]}" for option, field in self.fields(self.method).items()
                           if option not in replaced and (
                               field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
                               and values[option] != field.default))
-        return (expand("train_dir", self.data.train_dir) / self.data.rerun /
+        return (files.expand("train_dir", self.data.train_dir) / self.data.rerun /
                 f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{valid}".replace(os.sep, "_") / middle /
                 "_".join([self.method.__name__, *own, *settings]).replace(os.sep, "_")[:MAX_NAME])

@@ -18,17 +18,19 @@ import numpy as np
 import tensorflow as tf
 
 import libml.data
-from libml import distribute, memory, models, own
-from libml.applications import is_application
+from libml import networks
 from libml.augment.spec import parse_augment
-from libml.config import RunConfig, describe, expand
-from libml.data import DataFacts, SSLData
+from libml.config import RunConfig, describe
+from libml.data import DataFacts, SSLData, files
+from libml.devices import distribute, memory
+from libml.devices.machine import cpu_facts
 from libml.errors import UserError
-from libml.evaluate import Evaluator, evaluate_all
-from libml.keras_model import dtype_policy
-from libml.machine import cpu_facts
-from libml.metrics import METRICS, per_class_accuracy
-from libml.model import SSLModel
+from libml.learn.model import SSLModel
+from libml.networks import custom
+from libml.networks.applications import is_application
+from libml.networks.layers import dtype_policy
+from libml.results.evaluate import Evaluator, evaluate_all
+from libml.results.metrics import METRICS, per_class_accuracy
 from libml.run import Run, RunFolder
 from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_seconds
 
@@ -89,7 +91,7 @@ def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
     return config.training.updates(options.batch) * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
 
 
-def build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | None = None,
+def build(config: RunConfig, data: SSLData | DataFacts, network: custom.Builder | None = None,
           strong: Callable | None = None) -> SSLModel:
     """Builds network, augmenter and model for data of `parts`, for the strategy in whose scope this is called."""
     augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
@@ -101,7 +103,7 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | N
         if network is None:
             net = _build_network(config, data)
         else:
-            net = own.build_network(network, data.num_classes, data.image_shape, seed)
+            net = custom.build_network(network, data.num_classes, data.image_shape, seed)
         spec = augmentation.augment
         if augmentation.own_strong and strong is None:  # evaluation makes no views; nor had training CTAugment's rates
             spec = spec.rpartition(".")[0] + ".x"
@@ -120,14 +122,14 @@ def _build_network(config: RunConfig, data: DataFacts) -> keras.Model:
     if network.own_network:
         raise UserError(f"This run has a network of its own, {network.own_network}: give the function that builds it, "
                         "as network=….")
-    return models.build(network.arch, num_classes=data.num_classes, image_shape=data.image_shape,
+    return networks.build(network.arch, num_classes=data.num_classes, image_shape=data.image_shape,
                         filters=network.filters, repeat=network.repeat, scales=network.scales,
                         dropout=getattr(config.options, "dropout", 0.0), bn_momentum=network.bn_momentum,
                         sync_bn=config.scale.sync_bn, seed=config.training.seed, weights=network.weights,
                         input_size=config.data.image_size, recompute=config.scale.recompute)
 
 
-def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builder | None = None,
+def train(config: RunConfig, data: SSLData | None = None, *, network: custom.Builder | None = None,
           strong: Callable | None = None, hooks: Sequence[Hook] = (),
           environment: Mapping[str, str] | None = None) -> Result:
     """Trains a run to its end, from wherever its folder left off. Raises Interrupted after SIGTERM or SIGINT.
@@ -175,7 +177,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
                 model = _build(begun, divided, network, strong)
             if network is None:
                 memory.check(config, data.image_shape, group.size, available, model.network)
-            config = own.describe(config, model, network, strong)
+            config = custom.describe(config, model, network, strong)
             folder = RunFolder(config.folder())
         distribute.check_same(strategy, {"own": [config.network.own_network, config.augmentation.own_strong]})
         trainer = Trainer(model, divided, config, folder, strategy, hooks, group)
@@ -191,7 +193,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: own.Builde
         return Result(model, data, folder, folder.read())
 
 
-def _build(config: RunConfig, data: SSLData | DataFacts, network: own.Builder | None = None,
+def _build(config: RunConfig, data: SSLData | DataFacts, network: custom.Builder | None = None,
            strong: Callable | None = None) -> SSLModel:
     try:
         return build(config, data, network, strong)
@@ -271,7 +273,7 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
         log(f"  note: that is {config.training.train_kimg / PAPER_KIMG:g} times the length of the paper's runs, whose "
             f"2^20 updates of 64 images are --train_kimg={PAPER_KIMG}")
     name = config.network.own_network or config.network.arch
-    log(f"  network: {name}, {models.count_weights(model.network):,} weights")
+    log(f"  network: {name}, {networks.count_weights(model.network):,} weights")
     log(f"  views: {'compiled by XLA' if model.augmenter.jit_compile else 'by single kernels, without XLA'}")
     log(f"  files: {trainer.folder.path}")
 
@@ -327,7 +329,7 @@ class Evaluation:
 def find_checkpoint(text: str) -> tuple[str, RunFolder | None]:
     """Returns a checkpoint's prefix and its run folder (None if it is not inside one), from a file, folder or run, or a
     folder above a single run."""
-    path = expand("eval_ckpt", text)
+    path = files.expand("eval_ckpt", text)
     found: list[str] = []
     if path.is_dir():
         runs = [args.parent.parent for args in sorted(path.rglob("args/args.json"))]
@@ -335,8 +337,8 @@ def find_checkpoint(text: str) -> tuple[str, RunFolder | None]:
             raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
         path = runs[0] if runs else path
         run = RunFolder(path.parent if path.name == "tf" else path)
-        files = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
-        found = run.checkpoints() or [str(file.with_suffix("")) for file in files]
+        others = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
+        found = run.checkpoints() or [str(file.with_suffix("")) for file in others]
     prefix = found[-1] if found else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
     if not Path(prefix + ".index").exists():
         raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "
@@ -399,7 +401,7 @@ def images_of(restored: Restored) -> SSLData:
     return data
 
 
-def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
+def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: custom.Builder | None = None,
             ) -> Restored:
     """Rebuilds a model and reads its weights from a checkpoint, by its prefix; needs no image where the run's folder
     describes its data.
@@ -417,7 +419,7 @@ def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None, net
         check_fits(facts, data)
     memory.check(config, facts.image_shape, available=MAX_MEMORY)
     model = _build(config.replace(weights="none"), facts, network)  # all weights are in the checkpoint
-    own.describe(config, model, network, None)
+    custom.describe(config, model, network, None)
     try:
         checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
@@ -427,7 +429,7 @@ def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None, net
     return Restored(config, model, facts, checkpoint)
 
 
-def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: own.Builder | None = None,
+def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: custom.Builder | None = None,
              ) -> Evaluation:
     """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
     data = parts(config, load(config) if data is None else data)

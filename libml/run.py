@@ -30,8 +30,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from libml import datasets
 from libml.config import RunConfig
+from libml.data import names as datasets
 from libml.errors import UserError
 
 LAST = (1, 10, 20, 50)

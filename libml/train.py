@@ -18,14 +18,14 @@ import tensorflow as tf
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
-from libml import monitors
 from libml.augment.ops import OPS
 from libml.config import RunConfig
 from libml.data import DataFacts, SSLData, batches
-from libml.distribute import ProcessGroup
+from libml.devices.distribute import ProcessGroup
 from libml.errors import UserError
-from libml.evaluate import Evaluator, evaluate_all
-from libml.model import SSLModel
+from libml.learn import monitors
+from libml.learn.model import SSLModel
+from libml.results.evaluate import Evaluator, evaluate_all
 from libml.run import RunFolder
 
 CAPACITY = 64  # scalars a step may return, and one more that counts the steps

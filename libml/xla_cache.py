@@ -16,8 +16,8 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from libml.devices.machine import cpu_facts
 from libml.errors import UserError
-from libml.machine import cpu_facts
 from libml.run import write_atomically
 
 FLAG = "--tf_xla_persistent_cache_directory"

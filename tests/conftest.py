@@ -9,7 +9,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 ENVIRONMENT = dict(os.environ)  # for programs, which decide about oneDNN themselves
 
 import pytest  # noqa: E402
-from fake_runs import Done, invoke  # noqa: E402
+from helpers import Done, invoke  # noqa: E402
 
 from cssl import cli  # noqa: E402
 from cssl.program import exit_on_user_error  # noqa: E402
@@ -48,8 +48,11 @@ def checked(done: subprocess.CompletedProcess | Done, found: int, expected: int)
 
 @pytest.fixture(scope="session")
 def command():
-    """Runs a Python program of the project as a user would: returns the finished process, its output as text."""
+    """Runs a Python program of the project, or a tool by its command, as a user would: returns the finished process,
+    its output as text."""
     def run(*arguments, code: int = 0, timeout: float = 300, **environment) -> subprocess.CompletedProcess:
+        if str(arguments[0]).startswith("cssl-"):
+            arguments = "-m", f"cssl.tools.{arguments[0].removeprefix('cssl-')}", *arguments[1:]
         done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
                               timeout=timeout, env={**ENVIRONMENT, **environment})
         return checked(done, done.returncode, code)
@@ -86,7 +89,7 @@ def shipped(tmp_path_factory) -> Shipped:
     from PIL import Image
 
     from cssl import CSSL, RunConfig, train
-    from libml import sources
+    from libml.data import sources
 
     folder, digits = tmp_path_factory.mktemp("shipped"), sources.digits()
     names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -7,7 +7,7 @@ Cost: CIFAR-10 170 MB and a minute; STL-10 2.6 GB and 2.9 GB decoded; SVHN with 
 from pathlib import Path
 
 from cssl import cli, tools
-from libml.datasets import DATASETS
+from libml.data.names import DATASETS
 from libml.errors import UserError
 
 NAMES = [name for name, dataset in DATASETS.items() if dataset.tfds_name]
@@ -15,7 +15,7 @@ NAMES = [name for name, dataset in DATASETS.items() if dataset.tfds_name]
 
 def prepare(name: str, data_dir: Path) -> None:
     """Downloads one dataset with TFDS unless it is there, and fills the cache of decoded images."""
-    from libml import sources
+    from libml.data import sources
 
     tfds_name = DATASETS[name].tfds_name
     if sources.tfds_version_dir(tfds_name, data_dir) is None:

@@ -30,10 +30,10 @@ import numpy as np
 import cssl
 from cssl import CSSL, cli, tools
 from libml.config import RunConfig
-from libml.datasets import DATASETS
+from libml.data.names import DATASETS
+from libml.devices.machine import cpu_facts, usable_cores
 from libml.errors import UserError
 from libml.lazy import tf
-from libml.machine import cpu_facts, usable_cores
 from libml.run import RunFolder
 
 ROOT = Path(cssl.__file__).resolve().parent.parent  # where `python -m cssl.cssl` finds this very program
@@ -117,7 +117,7 @@ def _devices() -> str:
 
 
 def _onednn() -> str:
-    from libml import distribute
+    from libml.devices import distribute
 
     if tf.config.list_physical_devices("GPU"):
         return "of no account: networks run on the GPU"
@@ -149,7 +149,7 @@ def _memory() -> str:
 
 
 def _datasets(data_dir: Path) -> str:
-    from libml import cache, sources
+    from libml.data import cache, sources
 
     found = []
     for name, dataset in DATASETS.items():
@@ -163,7 +163,7 @@ def _datasets(data_dir: Path) -> str:
     return f"{', '.join(found) or 'none'} in {data_dir}; digits (embedded)"
 
 
-# What several checks, the tests and scripts/torture.py share.
+# What several checks, the tests and scripts/lab/torture.py share.
 
 def checkpoint_contents(run: RunFolder) -> dict[str, bytes]:
     """Returns all of a run that must repeat: variables of the last checkpoint, reports but for the clock."""
@@ -188,10 +188,10 @@ def trajectory_deviations() -> list[float]:
     Compared are losses and monitors before each update. The network has 8 filters: oneDNN must be off.
     """
     from cssl.fixmatch import FixMatch
-    from libml import models
+    from libml import networks
 
     golden = np.load(TRAJECTORY)
-    network = models.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
+    network = networks.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
     ends = np.cumsum([math.prod(variable.shape) for variable in network.trainable_variables])
     for variable, values in zip(network.trainable_variables, np.split(golden["init"], ends[:-1]), strict=True):
         variable.assign(values.reshape(variable.shape))
@@ -342,7 +342,8 @@ def training_step(device: str, data, **options):
 
 
 def _digits():
-    from libml import data, sources
+    from libml import data
+    from libml.data import sources
 
     found = sources.digits()
     return data.from_arrays(found.images, found.labels, found.test_images, found.test_labels, num_labels=40,

@@ -14,7 +14,7 @@ from pathlib import Path
 import cssl
 from cssl import cli, tools
 from libml.errors import UserError
-from libml.metrics import METRICS
+from libml.results.metrics import METRICS
 
 PARTS = {"valid": "validation", "test": "test"}
 

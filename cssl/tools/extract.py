@@ -8,7 +8,7 @@ One line per run is printed; runs without numbers are named on stderr, and the e
 import sys
 
 from cssl import tools
-from libml.metrics import METRICS
+from libml.results.metrics import METRICS
 from libml.run import RunFolder, find_runs
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cssl import cli, tools
-from libml.datasets import GRAMMAR, parse_name
+from libml.data.names import GRAMMAR, parse_name
 from libml.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def describe(dataset: SSLData) -> dict:
 
 def contact_sheet(dataset: SSLData, max_per_class: int = 25) -> Figure:
     """Plots the labelled images, one row per class."""
-    from libml import plots
+    from libml.results import plots
 
     rows = [np.asarray(dataset.images[np.sort(dataset.labeled[dataset.labeled_classes == c])[:max_per_class]])
             for c in range(dataset.num_classes)]

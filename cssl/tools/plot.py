@@ -20,8 +20,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from cssl import tools
-from libml import plots, tables
 from libml.errors import UserError
+from libml.results import plots, tables
 from libml.run import Run, read_runs
 
 KINDS = ("curves", "reliability", "pseudo", "classes", "credal", "forest")

@@ -22,7 +22,7 @@ from libml.errors import UserError
 from libml.run import check_writable, write_atomically
 
 if TYPE_CHECKING:
-    from libml.predict import Predictions
+    from libml.results.predict import Predictions
 
 SHEET_IMAGES = 48
 
@@ -46,8 +46,8 @@ def to_csv(records: list[dict]) -> str:
 
 def draw_sheet(predictions: Predictions, file: Path) -> None:
     """Writes a contact sheet of the most uncertain images, each with class, probability and name."""
-    from libml import plots
-    from libml.predict import read_image
+    from libml.results import plots
+    from libml.results.predict import read_image
 
     height, width, _ = predictions.classifier.image_shape
     first = predictions.by_uncertainty()

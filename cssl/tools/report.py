@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cssl import tools
-from libml import plots, tables
 from libml.errors import UserError
-from libml.metrics import METRICS, shown
+from libml.results import plots, tables
+from libml.results.metrics import METRICS, shown
 from libml.run import Run, medians, read_runs, write_text
 
 STYLE = """

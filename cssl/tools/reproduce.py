@@ -34,11 +34,11 @@ from pathlib import Path
 import cssl
 from cssl import cli, tools
 from cssl.program import STOPPED, run_programs
-from libml import paper
 from libml.config import RunConfig
-from libml.datasets import parse_name
+from libml.data.names import parse_name
+from libml.devices.machine import usable_cores
 from libml.errors import UserError
-from libml.machine import usable_cores
+from libml.results import paper
 from libml.run import Run, RunFolder, write_text
 
 SMALLEST = min(kimg for table in paper.TABLES.values() for kimg in table.train_kimg.values())

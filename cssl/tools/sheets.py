@@ -17,7 +17,7 @@ import numpy as np
 
 from cssl import cli, tools
 from libml.augment.spec import parse_augment, parse_policy
-from libml.datasets import parse_name
+from libml.data.names import parse_name
 from libml.errors import UserError
 from libml.lazy import tf
 
@@ -56,8 +56,8 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
 
 def plot_ops(image: np.ndarray, policy: RandAugment | AutoAugment | None = None) -> Figure:
     """A row per operation, a column per bin of its first parameter, at the middle of the bin."""
-    from libml import plots
     from libml.augment import AUTO_OPS, OPS, RAND_OPS, AutoAugment, apply, to_uint8
+    from libml.results import plots
 
     table = (AUTO_OPS if isinstance(policy, AutoAugment) else RAND_OPS) if policy else OPS
     rows = []
@@ -78,8 +78,8 @@ def plot_ops(image: np.ndarray, policy: RandAugment | AutoAugment | None = None)
 
 def plot_pairs(images: np.ndarray, augmenter: Augmenter) -> Figure:
     """For each image a column: the image, its weak view, its strong views under three seeds, labelled ones too."""
-    from libml import plots
     from libml.augment import to_uint8
+    from libml.results import plots
 
     seeds, spec = [tf.constant([0, i]) for i in range(3)], augmenter.spec
     rows = {"image": images, "weak": augmenter.weak(images, seeds[0]).numpy()}
@@ -108,8 +108,9 @@ def main() -> None:
     policies, spec = parse_name(args.dataset).entry.auto_augment, parse_augment(args.augment)
     spec.check_policies(policies)  # a wrong name needs no TensorFlow
     cli.start_tensorflow()
-    from libml import data, plots
+    from libml import data
     from libml.augment import OPS
+    from libml.results import plots
 
     out = Path(args.out)
     rates = read_rates(args.rates, args.checkpoint) if args.rates or args.checkpoint else None

@@ -15,8 +15,8 @@ import csv
 import sys
 
 from cssl import tools
-from libml import metrics, paper, tables
 from libml.errors import UserError
+from libml.results import metrics, paper, tables
 from libml.run import read_runs
 
 

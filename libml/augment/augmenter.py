@@ -98,9 +98,9 @@ class Augmenter(tf.Module):
     views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
     is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only. `cutout` says
     what CTAugment's strong views are: a policy with cutout ("yes"), without it ("no"), cutout alone ("only").
-    `policies` are the ones AutoAugment has for the dataset, as in `libml.datasets`. `own_strong` makes the strong views
-    instead of the spec: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or to floats in
-    [-1, 1]. `on_gpu` says what compiled policies suit (none: the device there is); the pixels are the same.
+    `policies` are the ones AutoAugment has for the dataset, as in `libml.data.names`. `own_strong` makes the strong
+    views instead of the spec: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or floats
+    in [-1, 1]. `on_gpu` says what compiled policies suit (none: the device there is); the pixels are the same.
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from libml import mixing
 from libml.augment import kernels
+from libml.learn import mixing
 
 NUMBERS = {"projective": 8, "affine": 6, "similarity": 5, "euclidean": 4, "ccbs": 4}  # that describe each of them
 _CENTRE = np.array([0, 0, 16, 0, 0, 16, 0, 0])  # of a projection's coefficients, and their spread: for any image size

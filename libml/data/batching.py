@@ -1,0 +1,87 @@
+"""Training batches that are a pure function of (seed, step): nothing to remember, nothing to replay."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from libml.errors import UserError
+
+if TYPE_CHECKING:
+    from libml.data.sets import SSLData
+
+READERS, PREFETCHED = 2, 4  # batches that are read at a time, and that wait to be used
+
+
+def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch: int, first: int,
+                   count: int) -> tf.Tensor:
+    """Returns elements first .. first + count of the given step's batch from an endless shuffled stream.
+
+    Every epoch is an exact permutation of 0 .. total - 1, and no two epochs (or streams) share one. Nothing is
+    remembered: position p belongs to epoch p // total, whose permutation is a function of (seed, stream, epoch).
+    """
+    if count == 0:  # a method that uses no unlabelled images
+        return tf.zeros([0], tf.int64)
+    positions = tf.cast(step, tf.int64) * batch + first + tf.range(count, dtype=tf.int64)
+    epoch = positions // total
+    key = tf.constant([seed, stream], tf.int64)
+    seeds = tf.concat([tf.tile(key[None], [count, 1]), epoch[:, None]], 1)
+    # The raw op: tf.random.experimental.index_shuffle does not take one seed per element in TensorFlow 2.21.
+    shuffled = tf.raw_ops.RandomIndexShuffle(index=positions % total, seed=seeds, rounds=8,
+                                             max_index=tf.constant(total - 1, tf.int64))
+    return tf.ensure_shape(shuffled, [count])
+
+
+def check_batch(batch: int, num_shards: int) -> None:
+    """Raises UserError, naming the nearest batch that would do, where a batch does not divide over the replicas."""
+    if batch % num_shards:
+        lower = batch - batch % num_shards
+        nearest = lower if lower and batch - lower <= lower + num_shards - batch else lower + num_shards
+        raise UserError(f"A batch of {batch} does not divide over {num_shards} replicas; the nearest that does is "
+                        f"{nearest}.")
+
+
+def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step: int = 0, num_shards: int = 1,
+            first_shard: int = 0, local_shards: int = 1) -> tf.data.Dataset:
+    """Returns the endless training batches from `start_step` on: flat dicts, a pure function of (seed, step).
+
+    With several replicas, element i is shard `first_shard + i % local_shards` of step `start_step + i // local_shards`:
+    the shards of a step together are the same global batch, however many there are.
+
+    Yields:
+        labeled: [batch / num_shards, H, W, 3] uint8; label: [batch / num_shards] int32;
+        unlabeled: [batch * uratio / num_shards, H, W, 3] uint8; unlabeled_label: the held-back classes, int32, -1 where
+        unknown: for monitoring only; labeled_index, unlabeled_index: int32, the images' positions in `data.labeled` and
+        `data.unlabeled`.
+    """
+    check_batch(batch, num_shards)
+    images, labels = np.asarray(data.images), data.labels.astype(np.int32)  # asarray: a plain view of a memory map
+    labeled, classes, unlabeled = data.labeled, data.labeled_classes.astype(np.int32), data.unlabeled
+    labeled_count = batch // num_shards
+    unlabeled_count = labeled_count * uratio
+
+    def gather(x: np.ndarray, u: np.ndarray):
+        return images[labeled[x]], classes[x], images[unlabeled[u]], labels[unlabeled[u]]
+
+    def make(element: tf.Tensor) -> dict[str, tf.Tensor]:
+        step = start_step + element // local_shards
+        shard = first_shard + element % local_shards
+        x = stream_indices(step, seed=seed, stream=0, total=len(labeled), batch=batch,
+                           first=shard * labeled_count, count=labeled_count)
+        u = stream_indices(step, seed=seed, stream=1, total=len(unlabeled), batch=batch * uratio,
+                           first=shard * unlabeled_count, count=unlabeled_count)
+        # NumPy reads the memory map in place; a TensorFlow constant would be a second copy of the dataset.
+        values = tf.numpy_function(gather, [x, u], [tf.uint8, tf.int32, tf.uint8, tf.int32], stateful=False)
+        shapes = [(labeled_count, *data.image_shape), (labeled_count,), (unlabeled_count, *data.image_shape),
+                  (unlabeled_count,)]
+        names = ["labeled", "label", "unlabeled", "unlabeled_label"]
+        made = {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
+        return made | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # Its thread sleeps as long as the run has lasted, up to a minute: a process with one core waits for it at its end.
+    options.autotune.enabled = False
+    return (tf.data.Dataset.range(np.iinfo(np.int64).max)
+            .map(make, num_parallel_calls=READERS, deterministic=True).prefetch(PREFETCHED).with_options(options))

@@ -1,0 +1,379 @@
+"""The sets of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from libml.augment.augmenter import Augmenter
+from libml.data import files, sources, splits
+from libml.data.batching import batches
+from libml.data.names import DatasetName, parse_name
+from libml.errors import UserError
+
+if TYPE_CHECKING:
+    from libml.learn.model import SSLModel
+
+DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
+VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of own labelled images, for validation, where every class has so many
+
+
+@dataclass(frozen=True)
+class SSLData:
+    """A dataset with its labelled, unlabelled, validation and test parts.
+
+    Attributes:
+        name: what the user asked for, as text.
+        images: [N, H, W, 3] uint8 training images (often memory-mapped); the index arrays below point into it.
+        labels: [N] int64, -1 where the class is not known.
+        labeled: [L] int64 indices of the labelled images.
+        labeled_classes: [L] int64, their classes.
+        order: [N] int64, all training images in the order of the unlabelled stream.
+        num_valid: how many at the front of `order` are validation images; the rest is the unlabelled set.
+        test_images: [M, H, W, 3] uint8.
+        test_labels: [M] int64.
+        class_names: one name per class.
+        mirror: whether mirroring is part of the default weak augmentation.
+        notes: warnings for the user to read.
+        remarks: what was done with own images, one line each.
+        calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
+        calibration_classes: [K] int64, their classes.
+    """
+
+    name: str
+    images: np.ndarray
+    labels: np.ndarray
+    labeled: np.ndarray
+    labeled_classes: np.ndarray
+    order: np.ndarray
+    num_valid: int
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    class_names: list[str]
+    mirror: bool
+    notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width, channels."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def shift(self) -> int:
+        """The default weak augmentation's padding: an eighth of the width (4 at 32x32, 12 at 96x96)."""
+        return self.images.shape[2] // 8
+
+    @property
+    def label_prior(self) -> np.ndarray:
+        """The classes' shares among the labelled images, [classes], each counted once more than it is there."""
+        counts = np.bincount(self.labeled_classes, minlength=self.num_classes) + 1
+        return counts / counts.sum()
+
+    @property
+    def unlabeled(self) -> np.ndarray:
+        """Indices of the unlabelled training images (the labelled ones are among them)."""
+        return self.order[self.num_valid:]
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Indices of the validation images."""
+        return self.order[:self.num_valid]
+
+    def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
+        """Makes the views of these images, as `--augment` says; further settings as `Augmenter` takes them."""
+        return DataFacts.of(self).augmenter(augment, **settings)
+
+    def dataset(self, model: SSLModel) -> tf.data.Dataset:
+        """Returns the endless batches of a model from its next update on, for `fit`: those that `train` would use."""
+        options = model.options
+        return batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0, seed=model.seed,
+                       start_step=int(model.updates.numpy()))
+
+    def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns validation images and labels that nothing was trained on: the published splits let both sets meet."""
+        chosen = np.setdiff1d(self.valid, self.labeled)
+        chosen = chosen[self.labels[chosen] >= 0]
+        return self.images[chosen], self.labels[chosen]
+
+    def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
+        first = np.s_[:max_labeled]
+        found = {"train_labeled": (self.images[self.labeled[first]], self.labeled_classes[first]),
+                 "valid": (self.images[self.valid], self.labels[self.valid]),
+                 "test": (self.test_images, self.test_labels)}
+        return {name: pair for name, pair in found.items() if len(pair[1])}
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a model has to know of its data: enough to rebuild it where the images are not.
+
+    Attributes:
+        class_names: one name per class.
+        image_shape: height, width, channels.
+        set_sizes: the numbers of labelled and unlabelled images.
+        mirror: whether mirroring is part of the default weak augmentation.
+        image_statistics: float32 mean and standard deviation per channel of images in [-1, 1], or None: no whitening.
+        label_prior: the classes' shares among the labelled images.
+        calibration: calibration images and their classes; data.json has their number only.
+    """
+
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    set_sizes: tuple[int, int]
+    mirror: bool
+    image_statistics: tuple[np.ndarray, np.ndarray] | None = None
+    label_prior: np.ndarray | None = None
+    calibration: tuple[np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, data: SSLData, image_statistics: tuple[np.ndarray, np.ndarray] | None = None) -> DataFacts:
+        """Takes what a dataset says of itself."""
+        return cls(list(data.class_names), data.image_shape, (len(data.labeled), len(data.unlabeled)), data.mirror,
+                   image_statistics, data.label_prior,
+                   (np.asarray(data.images[data.calibration]), data.calibration_classes))
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shift(self) -> int:
+        """The default weak augmentation's padding, as `SSLData.shift`."""
+        return self.image_shape[1] // 8
+
+    def augmenter(self, augment: str, **settings) -> Augmenter:
+        """Makes the views, as `SSLData.augmenter`; compiled ones on a GPU, where few others could be made."""
+        compiled = bool(tf.config.list_physical_devices("GPU"))
+        return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.shift,
+                         **{"jit_compile": compiled} | settings)
+
+    def to_dict(self) -> dict:
+        """Returns data.json; numbers keep their bits."""
+        statistics = self.image_statistics
+        return {"class_names": [str(name) for name in self.class_names], "image_shape": list(self.image_shape),
+                "set_sizes": list(self.set_sizes), "mirror": bool(self.mirror),
+                "image_statistics": None if statistics is None else [np.asarray(x).tolist() for x in statistics],
+                "label_prior": None if self.label_prior is None else self.label_prior.tolist(),
+                "calibration": 0 if self.calibration is None else len(self.calibration[1])}
+
+    @classmethod
+    def from_dict(cls, found: dict) -> DataFacts:
+        """Reads data.json; ValueError, KeyError or TypeError if it is something else."""
+        statistics = found["image_statistics"]
+        if statistics is not None:
+            mean, deviation = (np.asarray(x, np.float32) for x in statistics)
+            statistics = mean, deviation
+        names, (height, width, channels), (labeled, unlabeled) = (
+            found["class_names"], map(int, found["image_shape"]), map(int, found["set_sizes"]))
+        if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"class_names is {names!r}")
+        prior, size = found.get("label_prior"), int(found.get("calibration", 0))
+        return cls(names, (height, width, channels), (labeled, unlabeled), bool(found["mirror"]), statistics,
+                   None if prior is None else np.asarray(prior, np.float64),
+                   (np.zeros((size, height, width, channels), np.uint8), np.zeros(size, np.int64)))
+
+
+def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | None = None) -> SSLData:
+    """Loads a dataset by name; `image_size` is that of own images, by default 32 or (folder:PATH) what suits them."""
+    parsed = parse_name(name)
+    data_dir = files.expand("data_dir", str(data_dir))
+    if parsed.is_arrays:
+        raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
+    if parsed.path:
+        listing = files.listing(files.expand("dataset", parsed.path), parsed.is_csv)
+        size = image_size or (files.image_size(listing.pixels) if parsed.is_whole else 32)
+        source = sources.files_source(listing, size, data_dir, parsed.seed, parsed.is_whole)
+    else:
+        source = parsed.entry.load() if parsed.entry.load else sources.tfds_source(parsed.dataset, data_dir)
+    return make_split(source, parsed)
+
+
+def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:
+    """Loads all images of path/train/<class>, path/unlabeled and path/test/<class>.
+
+    Args:
+        path: the folder. Without `test`, a fifth of the labelled images is held out.
+        image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
+        data_dir: where the decoded images are kept for the next time.
+    """
+    return load(f"folder:{os.fspath(path)}", data_dir, image_size)
+
+
+def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:
+    """Loads the images of a CSV file with rows file,label or file,label,split; an empty label means unlabelled.
+
+    Args:
+        path: the file; names in it are relative to its folder.
+        image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
+        data_dir: where the decoded images are kept for the next time.
+    """
+    return load(f"csv:{os.fspath(path)}", data_dir, image_size)
+
+
+def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
+                seed: int = 1, num_labels: int | None = None, valid: int = 1,
+                class_names: list[str] | None = None, mirror: bool = True, name: str = "") -> SSLData:
+    """Builds a dataset from NumPy arrays.
+
+    Args:
+        images: [N, H, W] or [N, H, W, 1 to 4] uint8 training images, labelled and unlabelled.
+        labels: [N] int, -1 marks an image without a label.
+        test_images: like images.
+        test_labels: [M] int.
+        seed: which of the possible labelled sets to draw.
+        num_labels: how many labels to use, None for all.
+        valid: how many images to set aside for validation.
+        class_names: names by class number; the numbers themselves when None.
+        mirror: whether a mirrored image keeps its class.
+        name: tells runs on these arrays from those on others: arrays:NAME; by default a digest of the arrays.
+    """
+    labels, test_labels = np.asarray(labels), np.asarray(test_labels)
+    for array in (labels, test_labels):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise UserError(f"Labels are {array.dtype} of shape {list(array.shape)}; expected one whole number per "
+                            "image: 0, 1, ... (-1: none).")
+    labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
+    images, test_images = sources.to_rgb(np.asarray(images)), sources.to_rgb(np.asarray(test_images))
+    if len(images) != len(labels) or len(test_images) != len(test_labels) or not len(test_labels):
+        raise UserError(f"Got {len(images)} images with {len(labels)} labels and {len(test_images)} test images with "
+                        f"{len(test_labels)} labels; expected one label per image (-1: none) and a test set.")
+    if images.shape[1:] != test_images.shape[1:]:
+        raise UserError(f"Training images are {images.shape[1:3]}, test images {test_images.shape[1:3]}; "
+                        "resize them alike.")
+    num_classes = int(labels.max()) + 1
+    missing = sorted(set(range(num_classes)) - set(np.unique(labels)))
+    if num_classes < 2 or missing or test_labels.min() < 0 or test_labels.max() >= num_classes:
+        raise UserError(f"Training labels run to {num_classes - 1}, without {missing or 'gaps'}, test labels from "
+                        f"{test_labels.min()} to {test_labels.max()}; expected classes 0, 1, ..., each with a training "
+                        "image.")
+    if class_names is not None and len(class_names) != num_classes:
+        raise UserError(f"Got {len(class_names)} class names for {num_classes} classes; expected one per class.")
+    if min(seed, valid) < 0:
+        raise UserError(f"seed={seed}, valid={valid}: expected 0 or more.")
+    if not name:
+        digest = hashlib.sha256()
+        for array in (images, labels, test_images, test_labels):
+            digest.update(np.ascontiguousarray(array).data)
+        name = f"arrays:{digest.hexdigest()[:8]}"
+    if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # a copy, which may be large, only where it must be
+        first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
+        images, labels = images[first], labels[first]
+    source = sources.Source(images, labels, test_images, test_labels,
+                            class_names or [str(c) for c in range(num_classes)], mirror=mirror)
+    split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
+    if not split.is_arrays:
+        raise UserError(f"name={name!r}: expected arrays, or arrays:NAME.")
+    return make_split(source, split)
+
+
+def make_split(source: sources.Source, name: DatasetName) -> SSLData:
+    """Chooses the labelled, validation and unlabelled images of a source."""
+    num_known = int(np.sum(source.labels >= 0))
+    num_classes = len(source.class_names)
+    notes, remarks, num_valid = list(source.notes), list(source.remarks), name.valid or 0
+    if num_valid >= len(source.labels):
+        raise UserError(f"{name} sets {num_valid} images aside for validation, but {name.dataset} has only "
+                        f"{len(source.labels)} training images; leave some for training.")
+    published = source.unlabeled_order is not None  # the original's rules to the letter
+    labels = source.split_labels if published else np.asarray(source.labels[:num_known])
+    frequencies = source.frequencies
+    if frequencies is None:
+        frequencies = splits.class_frequencies(labels, num_classes)
+    drawn = labels  # where labelled images come from
+    if published:
+        order = np.asarray(source.unlabeled_order)
+    else:  # own data: images without a label follow after all those with one
+        order = np.concatenate([splits.unlabeled_order(labels, frequencies), np.arange(num_known, len(source.labels))])
+        if name.is_whole:
+            valid, remark = _own_validation(source, labels, name)
+            order, num_valid = np.concatenate([valid, order[~np.isin(order, valid)]]), len(valid)
+            remarks.append(remark)
+        if num_valid >= num_known:
+            raise UserError(f"{name} sets {num_valid} images aside for validation, but only {num_known} have a label; "
+                            "leave some for training.")
+        drawn = labels.copy()  # nor are labelled images drawn from those for validation
+        drawn[order[:num_valid]] = -1
+        num_known -= num_valid
+    if (name.labels or 0) > num_known:
+        besides = "" if published else " besides those for validation"
+        raise UserError(f"{name} asks for {name.labels} labels, but {name.dataset} has {num_known} labelled training "
+                        f"images{besides}; ask for at most that many, or for `all`.")
+    if name.labels is None:
+        labeled = np.flatnonzero(np.asarray(source.labels) >= 0 if published else drawn >= 0)
+    elif name.dataset == "stl10" and name.labels == 1000:
+        labeled = _fold(source, name)
+    else:
+        labeled = splits.labeled_indices(drawn, name.labels, name.seed, frequencies)
+        if name.labels < num_classes:
+            notes.append(f"{name} has fewer labels ({name.labels}) than classes ({num_classes}): some have none.")
+    unknown = int(np.sum(np.asarray(source.labels)[labeled] < 0))
+    if unknown:
+        notes.append(f"{unknown} labelled images of {name} are unlabelled ones that count as class 0, as in the "
+                     "original program; only stl10 with 1000 labels uses the dataset's own labelled folds.")
+    shared = np.intersect1d(order[:num_valid], labeled).size
+    if shared and num_valid > 1:
+        notes.append(f"{shared} of the {num_valid} validation images of {name} are labelled training images too, as "
+                     "in the original program: validation accuracy is optimistic.")
+    return SSLData(str(name), source.images, np.asarray(source.labels), labeled, source.split_labels[labeled], order,
+                   num_valid, source.test_images, np.asarray(source.test_labels), source.class_names, source.mirror,
+                   notes, remarks)
+
+
+def _own_validation(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
+    """Returns the indices of the validation images of own data, and what to say about them."""
+    if source.valid is not None:
+        return source.valid, f"{len(source.valid)} images of its own are for validation."
+    fewest = int(np.bincount(labels, minlength=len(source.class_names)).min())
+    if fewest < VALID_MINIMUM:
+        return np.zeros(0, np.int64), (f"No image is set aside for validation: that needs {VALID_MINIMUM} labelled "
+                                       f"training images of every class, and one has {fewest}.")
+    held = splits.stratified_holdout(labels, VALID_SHARE, name.seed)
+    return held, f"{len(held)} of the labelled training images, a tenth of every class, are for validation."
+
+
+def hold_out(data: SSLData, share: float) -> SSLData:
+    """Returns the data with a share of its labelled images set aside for calibration, drawn by the split's seed.
+
+    Classes give in proportion, and each keeps at least one image to train on. A share of 0 changes nothing.
+    """
+    if share <= 0:
+        return data
+    order = np.random.RandomState(parse_name(data.name).seed).permutation(len(data.labeled))
+    classes = data.labeled_classes[order]
+    counts, by_class = np.bincount(classes), np.argsort(classes, kind="stable")
+    ranks = np.empty(len(order), np.int64)  # among those of the same class
+    ranks[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    part = ranks / counts[classes]
+    spare = np.argsort(part, kind="stable")[int(np.sum(ranks == 0)):]  # all but the first of each class
+    chosen = order[spare[:max(1, round(share * len(order)))]]
+    if not len(chosen):
+        raise UserError(f"{data.name} has {len(order)} labelled images, none of which its class can spare for "
+                        "calibration; ask for more labels, two of some class at least.")
+    rest = np.setdiff1d(np.arange(len(order)), chosen)
+    return replace(data, labeled=data.labeled[rest], labeled_classes=data.labeled_classes[rest],
+                   calibration=data.labeled[chosen], calibration_classes=data.labeled_classes[chosen])
+
+
+def _fold(source: sources.Source, name: DatasetName) -> np.ndarray:
+    if source.folds is None:
+        raise UserError("stl10 with 1000 labels needs the dataset's fold_indices.txt, which was not found when the "
+                        "images were decoded. Put it beside dataset_info.json, delete the cssl_cache folder there and "
+                        "start again.")
+    if name.seed >= len(source.folds):
+        raise UserError(f"{name}: stl10 with 1000 labels has folds 0 to {len(source.folds) - 1}; use one as seed.")
+    return np.asarray(source.folds[name.seed])

@@ -1,0 +1,307 @@
+"""Where images come from: TFDS, the embedded digits, folders of image files. Decoded once, then memory-mapped."""
+import hashlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageOps
+from tqdm import tqdm
+
+from libml.data import cache, files, splits
+from libml.data.names import DATASETS, Dataset
+from libml.errors import UserError
+
+CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change their meaning
+
+
+@dataclass
+class Source:
+    """All images of a dataset, before any choice of labels.
+
+    Attributes:
+        images: [N, H, W, 3] uint8, training images in canonical order, labelled ones and others.
+        labels: [N] int64 class, -1 where nobody knows it.
+        test_images: [M, H, W, 3] uint8.
+        test_labels: [M] int64.
+        class_names: one name per class.
+        mirror: whether a mirrored image keeps its class (house numbers and digits do not).
+        unlabeled_order: [N] int64, the class-balanced order of the unlabelled stream, by the rules of the published
+            splits; None for the user's own images.
+        frequencies: [classes] wanted class shares; from the labels when None.
+        folds: [folds, 1000] predefined labelled sets (STL-10), or None.
+        notes: one line each, warnings for the user to read.
+        remarks: one line each, what was done as it is meant to be.
+        valid: indices of the images that the user has chosen for validation, or None.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    class_names: list[str]
+    mirror: bool = True
+    unlabeled_order: np.ndarray | None = None
+    frequencies: np.ndarray | None = None
+    folds: np.ndarray | None = None
+    notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    valid: np.ndarray | None = None
+
+    @property
+    def split_labels(self) -> np.ndarray:
+        """Labels as the published splits see them: an unknown class counts as class 0."""
+        return np.maximum(np.asarray(self.labels), 0)
+
+
+def to_rgb(images: np.ndarray) -> np.ndarray:
+    """Makes [N, H, W] or [N, H, W, channels] uint8 images three-channelled: grey is repeated, alpha dropped."""
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[-1] not in (1, 2, 3, 4):
+        raise UserError(f"Images are {images.dtype} of shape {list(images.shape)}; expected uint8 of shape [N, height, "
+                        "width] or [N, height, width, 1 to 4 channels].")
+    if images.shape[-1] < 3:
+        return np.repeat(images[..., :1], 3, axis=-1)
+    return images[..., :3]
+
+
+def pad_square(images: np.ndarray, size: int) -> np.ndarray:
+    """Zero-pads [N, H, W, C] images symmetrically to size x size."""
+    before = [(size - extent) // 2 for extent in images.shape[1:3]]
+    after = [size - extent - b for extent, b in zip(images.shape[1:3], before, strict=True)]
+    return np.pad(images, ((0, 0), (before[0], after[0]), (before[1], after[1]), (0, 0)))
+
+
+def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
+    """Resizes one Pillow image to size x size (or to height `size` and another width), upright, to RGB uint8; 16-bit
+    images keep their upper 8 bits."""
+    image = ImageOps.exif_transpose(image)  # cameras store how they were held
+    if image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
+        image = Image.fromarray(np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8))
+    return np.asarray(image.convert("RGB").resize((width or size, size), Image.Resampling.BICUBIC))
+
+
+def _digits_table() -> np.ndarray:
+    package = importlib.util.find_spec("sklearn")
+    for folder in package.submodule_search_locations or () if package else ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.exists():  # read without a second of imports
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
+
+
+def digits() -> Source:
+    """Returns scikit-learn's handwritten digits at 16x16x3; every fifth image is a test image."""
+    table = _digits_table()  # [1797, 65]: 8x8 levels of 0 to 16, and the class
+    pixels = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    images = np.stack([resize(Image.fromarray(image), 16) for image in pixels])
+    labels = table[:, -1].astype(np.int64)
+    test = np.arange(len(labels)) % 5 == 0
+    images, labels, test_images, test_labels = images[~test], labels[~test], images[test], labels[test]
+    order = splits.unlabeled_order(labels, splits.class_frequencies(labels, 10))
+    return Source(images, labels, test_images, test_labels, [str(d) for d in range(10)], mirror=False,
+                  unlabeled_order=order)
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    parts = path.name.split(".")
+    return tuple(int(part) if part.isdigit() else -1 for part in parts)
+
+
+def tfds_version_dir(tfds_name: str, data_dir: Path) -> Path | None:
+    """Returns the folder of the newest prepared version of a TFDS dataset."""
+    versions = [path.parent for path in (data_dir / tfds_name).glob("*/dataset_info.json")]
+    return max(versions, key=_version, default=None)
+
+
+def cache_folder(name: str, version_dir: Path) -> Path:
+    """Returns where the decoded images of a prepared TFDS dataset are, or will be."""
+    return version_dir / f"{CACHE_NAME}-{name}"
+
+
+def tfds_source(name: str, data_dir: Path) -> Source:
+    """Returns one of the paper's datasets; the first call decodes it into a cache beside the TFDS files."""
+    dataset = DATASETS[name]
+    version_dir = tfds_version_dir(dataset.tfds_name, data_dir)
+    if version_dir is None:
+        raise UserError(f"No data for {name}: {data_dir / dataset.tfds_name} holds no prepared TFDS dataset. Run "
+                        f"`cssl-data {name} --data_dir={data_dir}` on a machine with a network,"
+                        " or name the folder that has it with --data_dir or $ML_DATA.")
+    folder = cache_folder(name, version_dir)
+    arrays, meta = cache.read_or_build(folder, lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer))
+    num_classes = len(meta["class_names"])
+    return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"], meta["class_names"],
+                  mirror=dataset.mirror, unlabeled_order=arrays["order"], folds=arrays.get("folds"),
+                  frequencies=np.ones(num_classes) if dataset.equal_classes else None)
+
+
+def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: cache.Writer) -> None:
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder_from_directory(version_dir)
+        height, width, _ = builder.info.features["image"].shape
+        counts = {split: builder.info.splits[split].num_examples for split in (*dataset.train_splits, "test")}
+    except Exception as error:
+        raise UserError(f"The TFDS dataset in {version_dir} cannot be read ({error}). Delete that folder and prepare "
+                        "it again with cssl-data.") from error
+    size = (dataset.pad_to, dataset.pad_to) if dataset.pad_to else (height, width)
+    num_train = sum(counts[split] for split in dataset.train_splits)
+    writer.meta["class_names"] = list(builder.info.features["label"].names)
+    for prefix, part, total in (("", dataset.train_splits, num_train), ("test_", ("test",), counts["test"])):
+        images = writer.create(f"{prefix}images", (total, *size, 3), np.uint8)
+        labels = writer.create(f"{prefix}labels", (total,), np.int64)
+        start = 0
+        for split in part:
+            stop = start + counts[split]
+            _decode_split(builder, split, dataset, images[start:stop], labels[start:stop])
+            start = stop
+        if not prefix:
+            known = np.maximum(labels, 0)
+            num_classes = len(writer.meta["class_names"])
+            frequencies = (np.ones(num_classes) if dataset.equal_classes
+                           else splits.class_frequencies(known, num_classes))
+            writer.add("order", splits.unlabeled_order(known, frequencies))
+    if dataset.tfds_name == "stl10":
+        candidates = [version_dir / "fold_indices.txt",
+                      *sorted((data_dir / "downloads" / "extracted").glob("*/stl10_binary/fold_indices.txt"))]
+        found = next((path for path in candidates if path.exists()), None)
+        if found:
+            writer.add("folds", np.array([line.split() for line in found.read_text().splitlines() if line], np.int64))
+
+
+def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, labels: np.ndarray) -> None:
+    """Fills images and labels in the order of the original files, which TFDS shuffles when it writes."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import hashing
+
+    read = tfds.ReadConfig(interleave_cycle_length=1)
+    examples = builder.as_dataset(split=split, shuffle_files=False, read_config=read).batch(256).prefetch(2)
+    positions = None
+    if "id" not in builder.info.features:
+        # Builders key example i by the integer i and store examples sorted by the hash of their key.
+        hasher = hashing.Hasher(split)
+        positions = np.array(sorted(range(len(labels)), key=hasher.hash_key))
+    done = 0
+    with tqdm(total=len(labels), desc=f"decoding {builder.info.name} {split}", unit="img", disable=None) as bar:
+        for batch in _readable(examples.as_numpy_iterator(), builder.info.full_name):
+            count = len(batch["label"])
+            if positions is None:
+                where = np.array([int(text.rsplit(b"_", 1)[1]) for text in batch["id"]])
+            else:
+                where = positions[done:done + count]
+            pixels = to_rgb(batch["image"])
+            images[where] = pad_square(pixels, dataset.pad_to) if dataset.pad_to else pixels
+            known = batch["label"].astype(np.int64)
+            labels[where] = np.where(known < 0, -1, dataset.relabel(known) if dataset.relabel else known)
+            done += count
+            bar.update(count)
+    if done != len(labels):
+        raise UserError(f"{builder.info.name} has {done} examples in split {split}, its description promises "
+                        f"{len(labels)}. Prepare it again with cssl-data.")
+
+
+def _readable(batches: Iterator[dict], name: str) -> Iterator[dict]:
+    try:
+        yield from batches
+    except tf.errors.OpError as error:  # a missing or truncated file
+        raise UserError(f"The files of {name} cannot be read ({error.message.splitlines()[0][:200]}). Prepare it again "
+                        "with cssl-data.") from error
+
+
+def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
+    """Returns the images of a listing, resized to a square.
+
+    Without test images, a fifth of every class is held out, chosen by the split's seed. Validation images of the
+    listing are used if it is taken as a `whole`.
+    """
+    path, parts = listing.path, listing.parts
+    if not whole:
+        parts = {**parts, "valid": []}
+    inside = path.parent if path.is_file() else path
+    contents = [(os.path.relpath(file, inside), file.stat().st_size, file.stat().st_mtime_ns)
+                for part in parts.values() for _, file in part]
+    facts = ["upright", str(path.resolve()), image_size, contents]
+    if path.is_file():  # in folders, the files' names tell
+        facts.append([[name for name, _ in part] for part in parts.values()])
+    digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
+    location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
+    arrays, meta = cache.read_or_build(
+        location, lambda writer: _decode_files(path.name, parts, listing.class_names, image_size, writer))
+    names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [files.describe(listing)]
+    images, labels = arrays["images"], np.array(arrays["labels"])
+    test_images, test_labels = arrays["test_images"], arrays["test_labels"]
+    valid = np.arange(len(labels)) < meta.get("num_valid", 0)
+    present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
+    if (present == 0).any():
+        raise UserError(f"{path if path.is_file() else path / 'train'} has no readable image of class "
+                        f"{names[int(np.argmin(present))]!r}. Add some, or remove that class.")
+    if not parts["test"]:
+        held = np.flatnonzero(~valid & (labels >= 0))
+        held = held[splits.stratified_holdout(labels[held], 0.2, seed)]
+        test_images, test_labels = images[held], labels[held]
+        keep = np.setdiff1d(np.arange(len(labels)), held)
+        images, labels, valid = images[keep], labels[keep], valid[keep]
+        what = "`test` rows" if path.is_file() else "`test` folder"
+        (remarks if whole else notes).append(
+            f"{path} has no {what}: {len(held)} of its labelled images are held out as test set.")
+    if not len(test_labels):
+        where = "give some rows the split `test`" if path.is_file() else f"put some into {path / 'test'}/<class>"
+        raise UserError(f"{path} leaves no test image: {where}, or give at least one class two images, so that one can "
+                        "be held out.")
+    if not whole and listing.parts["valid"]:
+        notes.append(f"{len(listing.parts['valid'])} validation images of {path} are not used: the dataset's name says "
+                     "how many training images to take instead.")
+    return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks,
+                  valid=np.flatnonzero(valid) if parts["valid"] else None)
+
+
+def read_image(file: Path, height: int, width: int) -> np.ndarray | str:
+    """Decodes and resizes a file; the reason if that fails."""
+    try:
+        with Image.open(file) as image:
+            return resize(image, height, width)
+    except Exception as error:  # Pillow raises many types for damaged files
+        return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _decode_file(file: Path, size: int) -> np.ndarray | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = read_image(file, size, size)
+    return None if isinstance(found, str) else found
+
+
+def _decode_files(title: str, parts: dict[str, list[tuple[str, Path]]], names: list[str], size: int,
+                  writer: cache.Writer) -> None:
+    """Stores training images (validation, labelled, unlabelled ones) and test images; unreadable ones are left out."""
+    classes = {name: c for c, name in enumerate(names)} | {"": -1}
+    unreadable = []
+    for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
+        images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), list[int]()
+        with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {title}", unit="img",
+                                                disable=None) as bar:
+            decoded = pool.map(lambda pair: _decode_file(pair[1], size), part)
+            for i, ((name, file), pixels) in enumerate(zip(part, decoded, strict=True)):
+                if pixels is None:
+                    unreadable.append(str(file))
+                else:
+                    images[len(labels)] = pixels
+                    labels.append(classes[name])
+                if not prefix and i + 1 == len(parts["valid"]):
+                    writer.meta["num_valid"] = len(labels)
+                bar.update()
+        if len(labels) < len(part):
+            writer.add(f"{prefix}images", np.array(images[:len(labels)]))
+        writer.add(f"{prefix}labels", np.array(labels, np.int64))
+    writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable)}"]
+                            if unreadable else [])

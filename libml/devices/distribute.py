@@ -1,0 +1,237 @@
+"""Where a run computes: one device, all devices of a machine, or several machines; and what its processes agree on."""
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from libml.config import ScaleOptions
+from libml.devices.slurm import slurm_cluster
+from libml.errors import UserError
+
+if TYPE_CHECKING:
+    from libml.learn.model import SSLModel
+
+START_SECONDS = 600
+_WATCHDOG = """
+import os, sys, time
+parent, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+while os.getppid() == parent:
+    time.sleep(0.2)
+    if time.monotonic() > end:
+        print(sys.argv[3], file=sys.stderr, flush=True)
+        os.kill(parent, 9)
+"""
+POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
+
+
+class WorkerLost(UserError):
+    """Another process of the run is gone."""
+
+    exit_code = 75  # "try again later": the same command continues
+
+
+def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
+    """Returns the cluster of this process in the form of TF_CONFIG, or None where the run has only one process."""
+    if strategy in ("one", "mirrored"):
+        return None
+    text = environment.get("TF_CONFIG", "").strip()
+    cluster = None
+    if text:
+        try:
+            cluster = dict(json.loads(text))
+            jobs, task = cluster.get("cluster", {}), cluster.get("task", {})
+            _check_jobs(jobs, task)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"TF_CONFIG is not usable ({type(error).__name__}: {error}); expected something like "
+                            '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}.') \
+                from error
+    elif strategy == "multiworker" or "SLURM_STEP_NODELIST" in environment:  # a batch script itself is not a task
+        cluster = slurm_cluster(environment)
+    jobs = (cluster or {}).get("cluster", {})
+    if sum(len(jobs.get(job, ())) for job in ("chief", "worker")) > 1:
+        return cluster
+    if strategy == "multiworker":
+        raise UserError("--strategy=multiworker finds no cluster of several processes: set TF_CONFIG, or start with "
+                        "srun under SLURM.")
+    return None
+
+
+def _check_jobs(jobs: dict, task: dict) -> None:
+    """Raises ValueError or KeyError unless this is a cluster of workers, at most one of them the chief."""
+    if not isinstance(jobs, dict) or not isinstance(task, dict):
+        raise ValueError("cluster and task must be objects")
+    if not jobs:
+        return
+    unknown = sorted({*jobs, task["type"]} - {"chief", "worker"})
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no job of this program, which has workers and at most one chief")
+    for job, hosts in jobs.items():
+        if not isinstance(hosts, list) or not all(
+                isinstance(host, str) and re.fullmatch(r".+:\d{1,5}", host)
+                and 0 < int(host.rsplit(":", 1)[1]) < 65536 for host in hosts):
+            raise ValueError(f"{job} is {hosts!r}, not a list of host:port")
+    everyone = [host for hosts in jobs.values() for host in hosts]
+    if len(set(everyone)) < len(everyone):
+        raise ValueError("a host:port stands there twice")
+    if not 0 <= int(task["index"]) < len(jobs[task["type"]]):
+        raise KeyError(task["index"])
+
+
+def onednn_is_on() -> bool:
+    """Whether convolutions on this machine run on oneDNN, which is settled when TensorFlow is imported."""
+    from tensorflow.python.util import _pywrap_util_port  # nothing public tells
+
+    return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
+
+
+# Strategies.
+
+def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribute.Strategy:
+    """Creates the strategy; must be the first thing in a process that makes TensorFlow use its devices."""
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    gpus = tf.config.list_physical_devices("GPU")
+    if options.num_devices > len(gpus) > 0:
+        raise UserError(f"--num_devices={options.num_devices}, but {len(gpus)} GPUs are visible.")
+    count = 1 if options.strategy == "one" else options.num_devices or len(gpus) or 1
+    if options.strategy == "one" and options.num_devices > 1:
+        raise UserError(f"--strategy=one uses one device, not --num_devices={options.num_devices}.")
+    with suppress(RuntimeError):  # a Python program has used its devices before, as they are
+        tf.config.set_visible_devices(gpus[:count], "GPU")
+        for gpu in gpus[:count]:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    if cluster:
+        if not gpus and options.num_devices > 1:
+            raise UserError(f"--num_devices={options.num_devices}: without GPUs every process of a cluster has one "
+                            "device; start more processes.")
+        return _multi_worker(cluster, len(gpus[:count]))
+    if not gpus and count > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        with suppress(RuntimeError):
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        if len(tf.config.list_logical_devices("CPU")) < count:
+            raise UserError(f"--num_devices={count}: this program has used TensorFlow before, with fewer logical CPUs; "
+                            "train in a program of its own.")
+    if count == 1 and options.strategy != "mirrored":
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy([f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)])
+
+
+def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
+    task = cluster["task"]
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster["cluster"]), task_type=task["type"], task_id=int(task["index"]),
+        num_accelerators={"GPU": gpus}, rpc_layer="grpc")
+    print(f"Waiting up to {START_SECONDS} s for all of {cluster['cluster']}", file=sys.stderr, flush=True)
+    message = (f"error: Not all processes of {cluster['cluster']} appeared within {START_SECONDS} s. Start them all, "
+               "with addresses that they can reach.")
+    # TensorFlow would wait for an hour, deaf to signals and holding Python's lock: only another process can end it.
+    watchdog = subprocess.Popen([sys.executable, "-c", _WATCHDOG, str(os.getpid()), str(START_SECONDS), message],
+                                start_new_session=True)  # what ends this process's group must not end it first
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    finally:
+        watchdog.kill()
+        watchdog.wait()
+
+
+def worker_index(strategy: tf.distribute.Strategy) -> int:
+    """Number of this process among those of the run; the chief is 0."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return 0
+    offset = len(resolver.cluster_spec().as_dict().get("chief", ())) if resolver.task_type == "worker" else 0
+    return offset + resolver.task_id
+
+
+def worker_count(strategy: tf.distribute.Strategy) -> int:
+    """Number of processes of the run."""
+    resolver = strategy.cluster_resolver
+    jobs = {} if resolver is None else resolver.cluster_spec().as_dict()
+    return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
+
+
+class ProcessGroup:
+    """The processes of a run: what they exchange between updates."""
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.size, self.rank = worker_count(strategy), worker_index(strategy)
+        replicas = strategy.num_replicas_in_sync
+        self._devices = replicas // self.size
+
+        def share(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            place = tf.one_hot(context.replica_id_in_sync_group, replicas, dtype=values.dtype)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * values)
+
+        @tf.function(autograph=False)
+        def run(values):
+            return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
+
+        self._run = run
+
+    def all_gather(self, *values: float) -> np.ndarray:
+        """Returns the values of all processes, [processes, values]; waits for all, which must call with as many."""
+        if self.size == 1:
+            return np.array([values], np.float64)
+        return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
+
+    def final_barrier(self) -> None:
+        """Waits for all processes a last time; one that has left already does not matter any more."""
+        with suppress(tf.errors.OpError):
+            self.all_gather(0)
+
+    @contextmanager
+    def errors_stop_all(self) -> Iterator[None]:
+        """For what only some processes do, such as writing a file: a UserError of one stops all, each saying so."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        failed = np.flatnonzero(self.all_gather(failure is not None)[:, 0])
+        if failure is not None:
+            raise failure
+        if len(failed):
+            raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
+
+
+def check_jit(options: ScaleOptions, replicas: int, method: "type[SSLModel] | None" = None) -> None:
+    """Raises UserError where XLA would have to compile communication between replicas."""
+    if options.jit and replicas > 1 and method is not None and method.communicates:
+        raise UserError(f"--jit cannot compile {method.__name__}'s communication between {replicas} replicas; leave "
+                        "it out.")
+    if options.jit and options.sync_bn and replicas > 1:
+        raise UserError(f"--jit cannot compile --sync_bn's communication between {replicas} replicas; leave out one of "
+                        "the two.")
+
+
+def check_same(strategy: tf.distribute.Strategy, config: dict) -> None:
+    """Raises UserError on all processes unless all were started with the same configuration."""
+    numbers = ProcessGroup(strategy).all_gather(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
+    if (numbers != numbers[0]).any():
+        others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
+        raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the same.")
+
+
+@contextmanager
+def watch(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turns the errors that TensorFlow raises when another process is gone into one clear line."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+            tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError) as error:
+        if worker_count(strategy) == 1:
+            raise
+        reason = error.message.strip().splitlines()[0][:150]
+        raise WorkerLost(f"Worker {worker_index(strategy)} lost touch with another process of the run, which ended or "
+                         f"cannot be reached ({reason}). Start all of them again: the same command continues from the "
+                         "last checkpoint.") from error

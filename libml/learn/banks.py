@@ -1,0 +1,48 @@
+"""Averages, queues and tables that a method keeps as state: of fixed size, the same on all replicas."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from libml.lazy import tf
+from libml.learn import losses
+
+if TYPE_CHECKING:
+    from libml.learn.model import Step
+
+
+def running_mean(old: tf.Tensor, new: tf.Tensor, decay: float) -> tf.Tensor:
+    """Returns decay * old + (1 - decay) * new; where old is all zeros, which means that nothing was seen yet, new."""
+    return tf.where(tf.reduce_any(old != 0), old + (1 - decay) * (new - old), new)
+
+
+def push(queue: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns a queue [n, …] with new rows [m, …], m <= n, at its end, the oldest m gone."""
+    return tf.concat([queue[rows.shape[0]:], rows], 0)
+
+
+def last_occurrence(keys: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns, for each of n keys [n], the position of the last equal one that counts ([n] bool; None: all), or -1.
+
+    A table whose rows are written by keys that repeat holds what the device wrote last, unless all write the same.
+    """
+    positions = tf.range(keys.shape[0])
+    same = keys[:, tf.newaxis] == keys
+    return tf.reduce_max(tf.where(same if counts is None else same & counts, positions, -1), axis=1)
+
+
+def normalized_rows(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Returns random unit vectors, as the first content of a table of embeddings."""
+    rows = np.random.RandomState(seed % 2 ** 32).normal(size=shape)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def align_with(queue: tf.Tensor, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns q [N, C] over the mean of a queue of batch means, normalised, and the queue; it has this batch's mean.
+
+    Zeros fill a new queue [length, C]: only the proportions of its mean matter.
+    """
+    queue = push(queue, step.mean(tf.reduce_mean(q, 0))[tf.newaxis])
+    total = tf.reduce_sum(queue, 0)
+    return losses.align(q, p_data=1 / q.shape[-1], p_model=total / tf.reduce_sum(total)), queue

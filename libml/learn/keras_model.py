@@ -1,0 +1,374 @@
+"""What users of Keras expect of a model: fit, predict and evaluate with checked input, saving, loading, help."""
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from libml import augment, networks
+from libml.config import describe
+from libml.errors import UserError
+from libml.lazy import keras, tf
+from libml.learn import monitors
+
+if TYPE_CHECKING:
+    from keras import Model as _KerasModel
+else:
+    class _KerasModel:
+        """Holds the place of keras.Model until the first model is made."""
+
+ENDLESS = 10 ** 9  # batches that nobody means to be one epoch
+
+
+def register(cls: type) -> None:
+    """Lets Keras find a class when it loads a model."""
+    if keras.saving.get_registered_name(cls) == cls.__name__:  # not yet
+        keras.saving.register_keras_serializable(networks.PACKAGE)(cls)
+
+
+def check_passes(model: KerasModel, network: keras.Model, options: Iterable[str]) -> None:
+    """Raises UserError where a pass asks for what a model of mere layers would take, and ignore."""
+    if list(options) and type(network).call.__module__.startswith("keras."):
+        raise UserError(f"{type(model).__name__} needs a network that knows {', '.join(options)}, which the "
+                        f"{type(network).__name__} {network.name} does not: use one of libml.networks, or your own "
+                        "whose call takes it.")
+
+
+class Optimizer:
+    """What Keras's callbacks want to know of an optimizer; the update is part of the method's step."""
+
+    built = False
+
+    def __init__(self, model):
+        self._model = model
+
+    @property
+    def iterations(self):
+        """Updates so far."""
+        return self._model.updates
+
+    @property
+    def learning_rate(self):
+        """Of the next update."""
+        return self._model.learning_rate(self._model.updates * self._model.options.batch)
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        raise UserError(f"learning_rate={value}: the rate follows the method's own schedule, from its option lr over "
+                        "total_images. Leave callbacks that change it out.")
+
+
+class KerasModel(_KerasModel):
+    """A Keras model whose step is given; what a subclass is constructed with is what a file of it remembers."""
+
+    Options: Any
+    network: Any
+    augmenter: Any
+    num_classes: int
+    train_function: Any = None
+    __signature__: inspect.Signature
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        cls.__doc__, cls.__signature__ = _help(cls), _signature(cls)
+
+    def __new__(cls, *args, **kwargs):
+        # Help and configurations need the classes of all methods, but not Keras, which takes seconds to import: it
+        # becomes the base when the first model is made. Subclasses inherit it at the same moment.
+        if KerasModel.__bases__ != (keras.Model,):
+            KerasModel.__bases__ = (keras.Model,)
+        register(cls)
+        made = super().__new__(cls, *args, **kwargs)
+        given: dict[str, Any] = {}
+        with suppress(TypeError):  # which __init__ is about to raise
+            signature = inspect.signature(cls.__init__)
+            given = dict(signature.bind(None, *args, **kwargs).arguments)
+            given.pop(next(iter(signature.parameters)))  # self
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    given |= given.pop(name, {})
+        # Within namespaces, where Keras does not look for layers to save.
+        object.__setattr__(made, "_made_of", SimpleNamespace(given=given))
+        object.__setattr__(made, "_epoch", SimpleNamespace(is_averaged=False, sums={}))
+        return made
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """The constructor's arguments by name; its `network` is the one given, whatever a method wraps it into."""
+        return self._made_of.given
+
+    # Training with Keras's loop.
+
+    def compile(self, *arguments, run_eagerly: bool = False, steps_per_execution: int = 1, **others) -> None:
+        """Prepares `fit`, which also does it itself; loss, optimizer and their options belong to the method."""
+        refused = [*map(repr, arguments), *(name for name, value in others.items() if value is not None)]
+        if refused:
+            raise UserError(f"compile got {', '.join(refused)}, but {type(self).__name__} has its own loss, optimizer "
+                            "and monitors: set lr, wd and the like as its options, and call compile() without them.")
+        super().compile(optimizer=None, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution,
+                        jit_compile=False)  # XLA is the method's own `jit`: not for augmentation
+        self.optimizer = Optimizer(self)
+
+    def get_compile_config(self) -> dict:
+        """What `compile` was called with."""
+        return {"run_eagerly": self.run_eagerly, "steps_per_execution": self.steps_per_execution}
+
+    def compile_from_config(self, config: dict) -> None:
+        """Compiles a loaded model."""
+        self.compile(**config)
+
+    def fit(self, x=None, y=None, *, steps_per_epoch: int | None = None, **arguments):
+        """Trains on batches as `SSLData.dataset` makes them; the history holds means over each epoch.
+
+        Args:
+            x: a tf.data.Dataset of dicts: labeled, label, unlabeled and, to monitor pseudo-labels, unlabeled_label.
+            y: nothing; labels are in `x`.
+            steps_per_epoch: updates per epoch; needed where `x` is endless.
+            **arguments: as Keras has them: epochs, callbacks, verbose, validation_data (images, labels) …
+        """
+        self._check_batches(x, y, steps_per_epoch)
+        if not self.compiled:
+            self.compile()
+        return super().fit(x, steps_per_epoch=steps_per_epoch, shuffle=False, **arguments)
+
+    def _check_batches(self, x, y, steps_per_epoch: int | None) -> None:
+        name, options = type(self).__name__, self.options
+        if self.augmenter is None:
+            raise UserError(f"This {name} has no augmenter to make views with: give it augmenter=data.augmenter().")
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            raise UserError(f"fit trains on one device; this {name} was made for "
+                            f"{self.distribute_strategy.num_replicas_in_sync}. cssl.train uses them all.")
+        spec = getattr(x, "element_spec", None)
+        wanted = {"labeled": options.batch, "label": options.batch}
+        if self.uses_unlabeled:
+            wanted |= {"unlabeled": options.batch * options.uratio}
+        if y is not None or not isinstance(spec, dict) or not wanted.keys() <= spec.keys():
+            raise UserError(f"fit got {type(x).__name__}{'' if y is None else ' and labels'}; expected a dataset of "
+                            f"dicts with {', '.join(wanted)}, as data.dataset(model) gives for "
+                            "data = cssl.from_arrays(…) or cssl.load(…).")
+        for key, size in wanted.items():
+            if spec[key].shape.rank is None or spec[key].shape[0] != size:
+                raise UserError(f"Batches have {spec[key].shape[0] if spec[key].shape.rank else 'unknown numbers of'} "
+                                f"images in {key!r}, but batch={options.batch} and uratio={options.uratio} of this "
+                                f"{name} mean {size}: batch them so, with drop_remainder=True.")
+        for key in sorted({"labeled", "unlabeled"} & wanted.keys()):
+            if spec[key].dtype != tf.uint8 or tuple(spec[key].shape[1:]) != self.augmenter.image_shape:
+                raise UserError(f"Batches have {key!r} of {spec[key].dtype.name}, shape {spec[key].shape[1:]}; "
+                                f"expected uint8, {self.augmenter.image_shape}.")
+        length = int(x.cardinality())
+        if steps_per_epoch is None and (length == tf.data.INFINITE_CARDINALITY or length > ENDLESS):
+            raise UserError("These batches never end: say how many make an epoch, with steps_per_epoch.")
+
+    def make_train_function(self, force: bool = False):
+        """Keras's, of steps that return means since the epoch began."""
+        before = self.train_function
+        super().make_train_function(force)
+        if self.train_function is before:
+            return
+        run = self.train_function
+
+        def averaged(iterator):
+            self._epoch.is_averaged = True  # while the step is traced
+            try:
+                return run(iterator)
+            finally:
+                self._epoch.is_averaged = False
+
+        self.train_function = averaged
+
+    def epoch_means(self, scalars: dict) -> dict:
+        """Returns the scalars of a step, in `fit` their means since the epoch began and the total as `loss`."""
+        if not self._epoch.is_averaged:
+            return scalars
+        names, sums = tuple(sorted(scalars)), self._epoch.sums
+        values = tf.stack([*(tf.cast(scalars[name], tf.float64) for name in names), tf.ones([], tf.float64)])
+        if names not in sums:
+            with tf.init_scope():
+                sums[names] = tf.Variable(tf.zeros([len(names) + 1], tf.float64), trainable=False)
+        *totals, count = tf.unstack(sums[names].assign_add(values))
+        means = {name: tf.cast(total / count, tf.float32) for name, total in zip(names, totals, strict=True)}
+        return {"loss": means["losses/total"], **monitors.finish(means)}
+
+    def reset_metrics(self) -> None:
+        """Starts an epoch."""
+        super().reset_metrics()
+        for sums in self._epoch.sums.values():
+            sums.assign(tf.zeros_like(sums))
+
+    # Images in.
+
+    @property
+    def image_shape(self) -> tuple:
+        """Height, width and channels of the images that the model takes; None for what is not fixed."""
+        for owner in (self.augmenter, self.network):
+            if getattr(owner, "image_shape", None) is not None:
+                return tuple(owner.image_shape)
+        with suppress(AttributeError, ValueError, TypeError):
+            return tuple(self.network.input_shape[1:])
+        return (None, None, None)
+
+    def _checked(self, images) -> np.ndarray:
+        """Returns images as an array of bytes or of float32; UserError unless they are what the model takes."""
+        images, shape = np.asarray(images), self.image_shape
+        wanted = "[N, " + ", ".join(str(size or "any") for size in shape) + "]"
+        if images.ndim != 4 or any(size not in (None, found) for size, found in zip(shape, images.shape[1:],
+                                                                                   strict=True)):
+            raise UserError(f"Images have shape {list(images.shape)}; this model takes {wanted}: resize them, and "
+                            "give a single image as image[None].")
+        if not len(images):
+            raise UserError(f"There are no images: their shape is {list(images.shape)}.")
+        if images.dtype == np.uint8:
+            return images
+        if not np.issubdtype(images.dtype, np.floating):
+            raise UserError(f"Images are {images.dtype}; expected uint8 from 0 to 255 (images.astype('uint8')), or "
+                            "floats from -1 to 1.")
+        low, high = float(images.min()), float(images.max())
+        if not (low >= -1.001 and high <= 1.001):  # float16 rounds
+            raise UserError(f"Float images have values from {low:g} to {high:g}; expected -1 to 1. For values from 0 "
+                            "to 255 give bytes: images.astype('uint8').")
+        if low == 0 < high:  # no byte becomes 0
+            warnings.warn("Float images have values from 0 up; the model takes -1 to 1. If yours are from 0 to 1, give "
+                          "2 * images - 1.", stacklevel=3)
+        return images.astype(np.float32)
+
+    def predict(self, x, batch_size: int | None = None, verbose: Any = "auto", **arguments) -> np.ndarray:
+        """Returns logits [N, classes] of the averaged model.
+
+        Args:
+            x: uint8 images or floats in [-1, 1], as an array or a tf.data.Dataset of batches (of images, or of tuples
+                that begin with them).
+            batch_size: images at a time, of an array.
+            verbose: whether to show progress.
+            **arguments: as Keras has them.
+        """
+        if isinstance(x, tf.data.Dataset):
+            return self._predict_dataset(x)[0]
+        return super().predict(self._checked(x), batch_size=batch_size, verbose=verbose, **arguments)
+
+    def _predict_dataset(self, batches: tf.data.Dataset, labeled: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        logits: list[np.ndarray] = []
+        labels: list[Any] = []
+        for element in batches:
+            parts = element if isinstance(element, tuple) else (element,)
+            if labeled and len(parts) < 2:
+                raise UserError("The dataset has images alone; expected (images, labels).")
+            logits.append(self.predict_on_batch(self._checked(parts[0])))
+            labels.append(np.asarray(parts[1]) if labeled else None)
+        if not logits:
+            raise UserError("The dataset has no images.")
+        return np.concatenate(logits), np.concatenate(labels) if labeled else None
+
+    def evaluate(self, x, y=None, batch_size: int | None = None, verbose: Any = 0, **others) -> dict[str, float]:
+        """Returns accuracy (in percent), ece, nll, brier and loss (the nll) of the averaged model, by name.
+
+        Args:
+            x: as `predict` takes them; a dataset of (images, labels) brings the labels with it.
+            y: class numbers [N].
+            batch_size: images at a time, of an array.
+            verbose: whether to show progress.
+            **others: what Keras's `fit` says besides, which has no effect.
+        """
+        del others
+        if isinstance(x, tf.data.Dataset):
+            logits, y = self._predict_dataset(x, labeled=True)
+        else:
+            logits = self.predict(x, batch_size=batch_size or 256, verbose=verbose)
+        labels = np.asarray(y)
+        if labels.shape != (len(logits),) or not np.issubdtype(labels.dtype, np.integer) or not (
+                0 <= labels.min() and labels.max() < self.num_classes):
+            raise UserError(f"Labels are {labels.dtype} of shape {list(labels.shape)}; expected a class number from 0 "
+                            f"to {self.num_classes - 1} for each of the {len(logits)} images.")
+        from libml.results import metrics
+
+        scores = metrics.scores(tf.nn.softmax(logits).numpy(), labels)
+        return {"loss": scores["nll"], **scores}
+
+    # Files.
+
+    def get_config(self) -> dict:
+        """Returns what the model was made of."""
+        return {"dtype_policy": self.dtype_policy.name,
+                **{name: _serialized(value) for name, value in self.made_of.items()}}
+
+    @classmethod
+    def from_config(cls, config: dict, custom_objects: dict | None = None):
+        """Makes a model of what `get_config` returned; weights and state are not part of that."""
+        config = dict(config)
+        with networks.dtype_policy(config.pop("dtype_policy")), keras.saving.CustomObjectScope(custom_objects or {}):
+            augmenter = config.pop("augmenter", None)
+            given = {name: keras.saving.deserialize_keras_object(value) for name, value in config.items()}
+            if isinstance(given.get("options"), dict):
+                given["options"] = cls.Options(**given["options"])
+            if augmenter is not None:
+                given["augmenter"] = augment.Augmenter.from_config(augmenter)
+            if given.get("calibration") is not None:
+                images, classes = given["calibration"]
+                given["calibration"] = np.array(images, np.uint8), np.array(classes, np.int64)
+            if given.get("image_statistics") is not None:
+                given["image_statistics"] = tuple(np.float32(part) for part in given["image_statistics"])
+            return cls(**given)
+
+    def _unsaved(self) -> dict[str, Any]:
+        """Variables that Keras's files leave out: CTAugment's rates, and where random layers are in their streams."""
+        weights = {id(v) for v in self.network.weights}
+        seeds = [v for v in self.network.non_trainable_variables if id(v) not in weights]
+        found: dict[str, Any] = {f"seed_{i}": v for i, v in enumerate(seeds)}
+        if self.augmenter is not None and self.augmenter.learns_rates:
+            found["rates"] = self.augmenter.rates
+        return found
+
+    def save_own_variables(self, store) -> None:
+        """Writes the whole state: training goes on from a file as if there had been none."""
+        super().save_own_variables(store)
+        for name, variable in self._unsaved().items():
+            store[name] = variable.numpy()
+
+    def load_own_variables(self, store) -> None:
+        """Reads what `save_own_variables` wrote."""
+        unsaved = self._unsaved()
+        for name, variable in unsaved.items():
+            variable.assign(store[name])
+        super().load_own_variables({key: store[key] for key in store.keys() if key not in unsaved})
+
+
+def _serialized(value: Any) -> Any:
+    """Returns a constructor's argument as Keras stores it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if hasattr(value, "learns_rates"):  # an augmenter
+        return value.get_config()
+    if isinstance(value, tuple | list):
+        return [_serialized(part) for part in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return keras.saving.serialize_keras_object(value)
+
+
+def _signature(cls: type[KerasModel]) -> inspect.Signature:
+    """Returns the arguments of a method's class, its options by name among them, for help and editors."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:  # a method passes on what it does not name
+        if "__init__" in vars(base) and issubclass(base, KerasModel):
+            _, *parameters = inspect.signature(base.__init__).parameters.values()
+            found = {**{p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}, **found}
+    found |= {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                                      annotation=field.type) for name, field in describe(cls.Options).items()}
+    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+
+
+def _help(cls: type[KerasModel]) -> str:
+    """Returns the docstring of a method's class with its arguments and, one line each, its options."""
+    own, _, arguments = inspect.cleandoc(cls.__doc__ or "").partition("\n\nArgs:\n")
+    bases = [base.__doc__ or "" for base in cls.__mro__[1:] if "\n\nArgs:\n" in (base.__doc__ or "")]
+    if not arguments and bases:
+        arguments = bases[0].partition("\n\nArgs:\n")[2]
+    arguments = arguments.partition("\n    **")[0]
+    options = [f"        {name}: {field.metadata.get('help', '')} [{field.default!r}]"
+               for name, field in describe(cls.Options).items()]
+    return "\n".join([own, "", "Args:", arguments, "    **hyperparameters: by name, in place of `options`:", *options])

@@ -1,0 +1,21 @@
+"""Networks: their layers, by name, from keras.applications, or a user's own; and the heads that methods add.
+
+May import `libml.data.files` and what stands at the top of libml without TensorFlow; knows no method and no run.
+"""
+from typing import TYPE_CHECKING
+
+from libml.lazy import exports
+
+_NAMES = {"layers": ("PACKAGE", "BatchNormalization", "dtype_policy"),
+          "nets": ("CNN13", "ShakeShake", "WideResNet"),
+          "heads": ("Decoders", "Heads", "MapVector", "Projection", "TeacherAndStudent"),
+          "builder": ("ARCHITECTURES", "build", "count_weights")}
+
+if TYPE_CHECKING:
+    from libml.networks.builder import ARCHITECTURES, build, count_weights
+    from libml.networks.heads import Decoders, Heads, MapVector, Projection, TeacherAndStudent
+    from libml.networks.layers import PACKAGE, BatchNormalization, dtype_policy
+    from libml.networks.nets import CNN13, ShakeShake, WideResNet
+else:  # TensorFlow is imported when one of them is used
+    __getattr__, __dir__ = exports(__name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items()
+                                              for name in names})

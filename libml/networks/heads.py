@@ -1,0 +1,206 @@
+"""What methods put on a network: further layers on its embedding or map, a teacher beside it, decoders."""
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from libml.errors import UserError
+from libml.networks.layers import PACKAGE, Factory, Noise
+from libml.networks.nets import ResidualBlock, WideResNet
+
+
+def _input_of(head: keras.layers.Layer) -> str:
+    """Which output of the network a head of `Heads` sees."""
+    return getattr(head, "of", "embedding")
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Heads(keras.Model):
+    """A network with further layers on its embedding, trained, averaged and saved with the rest.
+
+    Args:
+        network: gives class logits by default, and its "logits" and "embedding" by `outputs`.
+        heads: by name, the units of a dense layer, or a Keras layer of your own from embedding to output; from the
+            map before it, if the layer has an attribute `of = "map"`.
+        seed: of the dense layers' initial weights.
+    """
+
+    def __init__(self, network: keras.Model, heads: dict[str, int | keras.layers.Layer], seed: int | None = None):
+        if not hasattr(network, "classifier"):
+            raise UserError(f"The network {network.name} has no embedding for the heads {', '.join(heads)}: use one of "
+                            "libml.networks, or one of your own with `classifier` and `outputs` as there.")
+        super().__init__(name=f"{network.name}_heads")
+        self.network, self.seed = network, seed
+        self.image_shape = getattr(network, "image_shape", None)
+        self.given = SimpleNamespace(**heads)
+        channels = network.classifier.kernel.shape[0]
+
+        def layer(index, name, head):
+            if not isinstance(head, int):
+                if not head.built:
+                    head.build(self._shape_of(head, channels))
+                return head
+            # Seed sequences of their own, apart from those of the network's layers and of each other.
+            own = None if seed is None else int(np.random.SeedSequence([seed, head, index]).generate_state(1)[0])
+            return Factory(own, 0.0, False).dense(name, channels, head)
+
+        for name in {"logits", "embedding", "map"} & set(heads):
+            raise ValueError(f"A head cannot be called {name!r}: every network has an output of that name.")
+        self.heads = {name: layer(index, name, head) for index, (name, head) in enumerate(heads.items())}
+        self.built = True
+
+    def _shape_of(self, head: keras.layers.Layer, channels: int) -> tuple:
+        """The shape of what a head sees."""
+        if _input_of(head) == "embedding":
+            return None, channels
+        if not hasattr(self.network, "map_shape"):
+            raise UserError(f"The network {self.network.name} has no feature map for the head {head.name}: use one of "
+                            "libml.networks, or one of your own with `map_shape` and the output \"map\" as there.")
+        return None, *self.network.map_shape
+
+    def get_config(self):
+        """What it was made with."""
+        return {name: keras.saving.serialize_keras_object(value) for name, value in (
+            ("network", self.network), ("heads", vars(self.given)), ("seed", self.seed))}
+
+    @classmethod
+    def from_config(cls, config):
+        """Makes one of what `get_config` returned."""
+        return cls(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
+
+    def call(self, images, training=False, seed=None, outputs=None, **options):
+        """Class logits, or the tuple of `outputs`: "logits", "embedding" or heads by name, from one pass."""
+        if outputs is None:
+            return self.network(images, training=training, seed=seed, **options)
+        inner = tuple(dict.fromkeys(_input_of(self.heads[name]) if name in self.heads else name for name in outputs))
+        found = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
+                         strict=True))
+        return tuple(self.heads[name](found[_input_of(self.heads[name])]) if name in self.heads else found[name]
+                     for name in outputs)
+
+
+class TeacherAndStudent(keras.Model):
+    """Two networks that do not share weights: the student answers, unless its teacher is asked."""
+
+    def __init__(self, student: keras.Model, teacher: keras.Model):
+        super().__init__(name=f"{student.name}_with_teacher")
+        self.student, self.teacher = student, teacher
+        self.built = True
+
+    def call(self, images, training=False, seed=None, outputs=None, teacher=False, **options):
+        """What one of the two gives."""
+        network = self.teacher if teacher else self.student
+        return network(images, training=training, seed=seed, outputs=outputs, **options)
+
+
+class _Decoder(keras.layers.Layer):
+    """Tells how one image was made of another from a residual net's maps of both: its last stage again, and dense."""
+
+    def __init__(self, make: Factory, name: str, network: WideResNet, units: int):
+        super().__init__(name=name)
+        stage = network.blocks[network.last_stage:]
+        self.blocks = []
+        for i, block in enumerate(stage):
+            channels, filters = block.conv1.kernel.shape[2:]
+            self.blocks.append(ResidualBlock(make, f"{name}_block{i}", channels, filters, block.conv1.strides[0],
+                                              activate_shortcut=False))
+        self.norm = make.norm(f"{name}_norm", filters)
+        self.dense = make.dense(f"{name}_dense", 2 * filters, units)
+        self.built = True
+
+    def call(self, original, changed, training, noise):
+        pooled = []
+        for x in (original, changed):
+            for block in self.blocks:
+                x = block(x, training=training, noise=noise)
+            x = tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
+            pooled.append(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
+        return self.dense(tf.concat(pooled, -1))
+
+
+class Decoders(keras.Model):
+    """A wide residual net with decoders of what was done to an image, each with a last stage of its own.
+
+    Args:
+        network: the classifier.
+        units: the numbers that each decoder estimates, by its name.
+        seed: of the decoders' initial weights.
+    """
+
+    def __init__(self, network: WideResNet, units: dict[str, int], seed: int | None = None):
+        if not isinstance(network, WideResNet):
+            raise ValueError(f"Decoders need the stages of a wide residual net; got {type(network).__name__}: use "
+                             "--arch=resnet.")
+        super().__init__(name=f"{network.name}_decoders")
+        self.network, self.decoders = network, {}
+        for index, (name, count) in enumerate(units.items()):
+            own = None if seed is None else int(np.random.SeedSequence([seed, 2 ** 31, index]).generate_state(1)[0])
+            make = Factory(own, network.norm.momentum, network.norm.sync)
+            self.decoders[name] = _Decoder(make, f"decoder_{name}", network, count)
+        self.built = True
+
+    def call(self, images, training=False, seed=None, outputs=None, original=None):
+        """Class logits, or the tuple of `outputs`: "logits", "map" (before the last stage), or decoders by name.
+
+        A decoder gets the map of the image that was changed as `original`.
+        """
+        if outputs is None:
+            return self.network(images, training=training, seed=seed)
+        noise = Noise(seed, 0.0)
+        found = {"map": self.network.early(images, training, noise)}
+        if "logits" in outputs:
+            x = self.network.late(found["map"], training, noise)
+            found["logits"] = self.network.classifier(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
+        return tuple(found[name] if name in found else self.decoders[name](
+            original, found["map"], training=training, noise=noise) for name in outputs)
+
+
+class Projection(keras.layers.Layer):
+    """Head for contrastive losses: dense layer as wide as its input, LeakyReLU, dense layer, to unit length.
+
+    Args:
+        units: length of the vectors.
+        slope: of the LeakyReLU below 0.
+        seed: of the initial weights.
+        normalize: whether they are brought to unit length; logits are not.
+    """
+
+    def __init__(self, units: int, slope: float = 0.0, seed: int | None = None, normalize: bool = True):
+        super().__init__(name="projection", dtype="float32")
+        self.units, self.slope, self.seed, self.normalize = units, slope, seed, normalize
+
+    def build(self, input_shape):
+        """Makes the layers for embeddings [N, channels]."""
+        make, channels = Factory(None if self.seed is None else self.seed + self.units, 0.0, False), input_shape[-1]
+        self.hidden = make.dense("projection_hidden", channels, channels)
+        self.final = make.dense("projection_final", channels, self.units)
+
+    def call(self, embedding):
+        """Vectors [N, units]."""
+        found = self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope))
+        return tf.math.l2_normalize(found, -1) if self.normalize else found
+
+
+class MapVector(keras.layers.Layer):
+    """Head that makes one vector of a whole feature map, place by place: a dense layer.
+
+    Args:
+        units: length of the vectors.
+        seed: of the initial weights.
+    """
+
+    of = "map"
+
+    def __init__(self, units: int, seed: int | None = None):
+        super().__init__(name="map_vector", dtype="float32")
+        self.units, self.seed = units, seed
+
+    def build(self, input_shape):
+        """Makes the layer for maps [N, H, W, channels]."""
+        make = Factory(None if self.seed is None else self.seed + self.units, 0.0, False)
+        self.dense = make.dense("map_vector_dense", int(np.prod(input_shape[1:])), self.units)
+
+    def call(self, features):
+        """Vectors [N, units]."""
+        return self.dense(tf.reshape(features, [-1, int(np.prod(features.shape[1:]))]))

@@ -1,0 +1,83 @@
+"""Evaluation: class probabilities of the averaged and the raw model, and their scores on all sets of a dataset."""
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from libml.augment.augmenter import to_float
+from libml.data import SSLData
+from libml.learn.model import SSLModel
+from libml.results import metrics
+
+SMALL_PIXELS = 2 ** 17  # in a batch: 512 images of 16x16
+
+
+class Evaluator:
+    """Class probabilities of the averaged and the raw model for arrays of images, spread over all replicas.
+
+    Args:
+        model: whose.
+        strategy: where.
+        batch: images of a replica at a time; 0 for 256, and for more where they are small.
+    """
+
+    def __init__(self, model: SSLModel, strategy: tf.distribute.Strategy, batch: int = 0):
+        self.strategy, self.batch = strategy, batch
+        replicas = strategy.num_replicas_in_sync
+
+        def predict(chunk: tf.Tensor, raw: bool) -> tf.Tensor:
+            # Every replica gets the whole chunk and takes its rows: no input pipeline to set up for a few batches.
+            context = tf.distribute.get_replica_context()
+            if replicas > 1:
+                rows = chunk.shape[0] // replicas
+                chunk = chunk[context.replica_id_in_sync_group * rows:][:rows]
+            mine = to_float(chunk)
+            found = tf.stack([tf.nn.softmax(model.infer(mine, ema=ema)) for ema in (True, False)[:1 + raw]], 1)
+            return context.all_gather(found, 0) if replicas > 1 else found
+
+        def run(chunk, raw):
+            return strategy.experimental_local_results(strategy.run(predict, args=(chunk, raw)))[0]
+
+        self._run = run
+        self._traced: dict[tuple, Callable] = {}  # by whether the raw model is asked, too, and by image shape
+
+    def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the probabilities [N, classes] of the averaged and of the raw model."""
+        both = self._predictions(images, raw=True)
+        return both[:, 0], both[:, 1]
+
+    def averaged(self, images: np.ndarray) -> np.ndarray:
+        """Returns the probabilities [N, classes] of the averaged model alone."""
+        return self._predictions(images, raw=False)[:, 0]
+
+    def _predictions(self, images: np.ndarray, raw: bool) -> np.ndarray:
+        replicas = self.strategy.num_replicas_in_sync
+        size = (self.batch or max(256, SMALL_PIXELS // (images.shape[1] * images.shape[2]))) * replicas
+        chunks = []
+        if (raw, images.shape[1:]) not in self._traced:  # once, for any number of images
+            spec = tf.TensorSpec([size if replicas > 1 else None, *images.shape[1:]], tf.uint8)
+            self._traced[raw, images.shape[1:]] = tf.function(lambda chunk: self._run(chunk, raw), [spec],
+                                                              autograph=False)
+        for start in range(0, len(images), size):
+            chunk = np.asarray(images[start:start + size])
+            if replicas > 1:  # all get as many
+                chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *chunk.shape[1:]), np.uint8)])
+            chunks.append(self._traced[raw, images.shape[1:]](tf.constant(chunk)).numpy())
+        return np.concatenate(chunks)[:len(images)]
+
+
+def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float], np.ndarray]:
+    """Evaluates both models on labelled, validation and test images, in one pass.
+
+    Returns:
+        All metrics by tag; the averaged model's probabilities on the test set.
+    """
+    sets = data.evaluated()
+    arrays = [images for images, _ in sets.values()]
+    ends = np.cumsum([len(array) for array in arrays])[:-1]
+    both = [np.split(p, ends) for p in evaluator(np.concatenate(arrays))]
+    scores: dict[str, float] = {}
+    for i, (name, (_, labels)) in enumerate(sets.items()):
+        for prefix, probabilities in zip(("", "/raw"), both, strict=True):
+            scores |= metrics.scores(probabilities[i], labels, prefix + ("" if name == "test" else f"/{name}"))
+    return scores, both[0][list(sets).index("test")]

@@ -1,0 +1,424 @@
+"""A trained model as files that need TensorFlow alone: SavedModel, `.keras` of plain layers, TFLite, ONNX."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from libml import networks
+from libml.augment.augmenter import to_float
+from libml.data import SSLData
+from libml.errors import UserError
+from libml.experiment import Restored, environment_facts, images_of
+from libml.learn.model import SSLModel
+from libml.networks.pretrained import Application
+from libml.results import calibration, metrics
+from libml.results.predict import EXPORT_FILE, SAVED_MODEL, Classifier, CredalRule
+from libml.run import write_text, writing
+
+FORMAT = "cssl-export 1"
+KERAS, TFLITE, ONNX, CLASSES = "model.keras", "model.tflite", "model.onnx", "classes.json"
+FILES = {SAVED_MODEL, KERAS, TFLITE, ONNX, CLASSES, EXPORT_FILE}
+MAX_DIFFERENCE = 1e-3  # of a probability; what is measured is some 1e-6
+_PRECISION = 2.0 ** 22  # Pillow's fixed point
+
+
+# The network in plain Keras layers.
+
+def _conv(layer: keras.layers.Conv2D, x: Any) -> Any:
+    return _like(keras.layers.Conv2D(layer.filters, layer.kernel_size, layer.strides, layer.padding, name=layer.name),
+                 x, [layer.kernel, layer.bias])
+
+
+def _norm(layer: networks.BatchNormalization, x: Any) -> Any:
+    return _like(keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon, name=layer.name), x,
+                 [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance])
+
+
+def _like(layer: keras.layers.Layer, x: Any, weights: list) -> Any:
+    y = layer(x)
+    layer.set_weights([np.asarray(weight) for weight in weights])
+    return y
+
+
+def _residual(block: Any, x: Any) -> Any:
+    leaky = keras.layers.LeakyReLU
+    y = leaky(0.1)(_norm(block.norm1, x))
+    if block.activate_shortcut:
+        x = y
+    y = _conv(block.conv2, leaky(0.1)(_norm(block.norm2, _conv(block.conv1, y))))
+    return keras.layers.Add()([y, x if block.shortcut is None else _conv(block.shortcut, x)])
+
+
+def _shake(block: Any, x: Any) -> Any:
+    activated = keras.layers.ReLU()(x)
+    branches = [_norm(norm2, _conv(conv2, keras.layers.ReLU()(_norm(norm1, _conv(conv1, activated)))))
+                for conv1, norm1, conv2, norm2 in block.branches]
+    if block.shortcut is not None:
+        paths = [activated]
+        if block.stride > 1:
+            cropped = keras.layers.Cropping2D(((1, 0), (1, 0)))(activated)
+            paths.append(keras.layers.ZeroPadding2D(((0, 1), (0, 1)))(cropped))
+        joined = [_conv(conv, path) for conv, path in zip(block.shortcut, paths, strict=False)]
+        x = _norm(block.shortcut_norm, keras.layers.Concatenate()(joined) if len(joined) > 1 else joined[0])
+    return keras.layers.Add()([x, keras.layers.Average()(branches)])
+
+
+def _features(network: keras.Model, x: Any) -> Any:
+    """The feature map of a network, its passes at inference drawn with layers that every Keras has."""
+    if isinstance(network, networks.WideResNet):
+        x = _conv(network.stem, x)
+        for block in network.blocks:
+            x = _residual(block, x)
+        return keras.layers.LeakyReLU(0.1)(_norm(network.norm, x))
+    if isinstance(network, networks.ShakeShake):
+        x = _norm(network.norm, _conv(network.stem, x))
+        for block in network.blocks:
+            x = _shake(block, x)
+        return keras.layers.ReLU()(x)
+    if isinstance(network, networks.CNN13):
+        for i, (conv, norm) in enumerate(zip(network.body[::2], network.body[1::2], strict=True)):
+            if i in (3, 6):
+                x = keras.layers.MaxPooling2D(2, 2, "same")(x)
+            x = _norm(norm, keras.layers.LeakyReLU(0.2)(_conv(conv, x)))
+        return x
+    raise UserError(f"There is no form of {type(network).__name__} in plain Keras layers.")
+
+
+def plain_logits(network: keras.Model, x: Any) -> Any:
+    """Logits of a Keras tensor by plain layers with the network's weights; networks of Keras layers are copied."""
+    if isinstance(network, networks.Heads | networks.Decoders):
+        network = network.network
+    if isinstance(network, networks.TeacherAndStudent):
+        network = network.student
+    if isinstance(network, Application):
+        size = network.body.input_shape[1:3]
+        if tuple(x.shape[1:3]) != size:
+            x = keras.layers.Resizing(*size)(x)
+        x = _copied(network.body, network.preprocess(keras.layers.Rescaling(127.5, 127.5)(x)))
+        return _dense(network.classifier, keras.layers.GlobalAveragePooling2D()(x))
+    if isinstance(network, keras.Sequential) or type(network).__name__ == "Functional":
+        return _copied(network, x)
+    pooled = keras.layers.GlobalAveragePooling2D()(_features(network, x))
+    return _dense(network.classifier, pooled)
+
+
+def _copied(network: keras.Model, x: Any) -> Any:
+    """What a network of Keras layers makes of a Keras tensor, by a copy of it."""
+    copy = keras.models.clone_model(network)
+    copy.set_weights(network.get_weights())
+    return copy(x, training=False)
+
+
+def _dense(dense: Any, x: Any) -> Any:
+    return _like(keras.layers.Dense(dense.units, name=dense.name), x, [dense.kernel, dense.bias])
+
+
+def use_averages(model: SSLModel) -> None:
+    """Puts the averaged weights into the network; the model is not to be trained after that."""
+    for variable, average in zip(model.network.trainable_variables, model.ema_weights, strict=True):
+        variable.assign(average)
+
+
+def plain_model(model: SSLModel, image_shape: tuple[int, int, int], temperature: float = 1.0) -> keras.Model:
+    """Returns a Keras model of plain layers from uint8 images to {"logits", "probabilities"}, after `use_averages`."""
+    images = keras.Input(image_shape, dtype="uint8", name="images")
+    scale, offset = 1 / 127.5, -1.0
+    if model.image_statistics is not None:  # one layer for both: ((x / 127.5 - 1) - mean) / deviation
+        mean, deviation = (np.asarray(x, np.float64) for x in model.image_statistics)
+        scale, offset = (scale / deviation).tolist(), ((offset - mean) / deviation).tolist()
+    x = keras.layers.Rescaling(scale, offset, name="preprocessing")(images)
+    logits = plain_logits(model.network, x)
+    scaled = keras.layers.Rescaling(1 / temperature, name="temperature")(logits)
+    return keras.Model(images, {"logits": logits, "probabilities": keras.layers.Softmax(name="probabilities")(scaled)},
+                       name="classifier")
+
+
+# The SavedModel.
+
+def _resampling_weights(extent: tf.Tensor, size: int) -> tf.Tensor:
+    """Pillow's fixed-point weights [size, extent] of its bicubic filter, as whole float64 numbers."""
+    scale = tf.cast(extent, tf.float64) / size
+    stretch = tf.maximum(scale, 1.0)  # antialiasing where images shrink
+    centre = (tf.range(size, dtype=tf.float64) + 0.5)[:, None] * scale
+    support = 2.0 * stretch
+    pixel = tf.range(extent, dtype=tf.int32)[None]
+    low = tf.maximum(tf.cast(centre - support + 0.5, tf.int32), 0)
+    high = tf.minimum(tf.cast(centre + support + 0.5, tf.int32), extent)
+    x = tf.abs((tf.cast(pixel, tf.float64) - centre + 0.5) / stretch)
+    near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
+    w = tf.where((pixel >= low) & (pixel < high), tf.where(x < 1, near, tf.where(x < 2, far, 0.0)), 0.0)
+    w /= tf.reduce_sum(w, 1, keepdims=True)
+    return tf.cast(tf.cast(w * _PRECISION + tf.sign(w) * 0.5, tf.int64), tf.float64)  # rounded as a C cast does
+
+
+def resize_as_pillow(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Image.resize((width, height), BICUBIC) of one uint8 image [h, w, 3] of any size, within a graph.
+
+    Products of bytes and 22-bit weights, and their sums, are exact in float64; columns before rows, bytes between.
+    """
+    def along_rows(x: tf.Tensor, size: int) -> tf.Tensor:
+        shape = tf.shape(x)
+        total = tf.matmul(_resampling_weights(shape[0], size), tf.reshape(x, [shape[0], -1]))
+        rounded = tf.clip_by_value(tf.floor((total + _PRECISION / 2) / _PRECISION), 0.0, 255.0)
+        return tf.reshape(rounded, tf.concat([[size], shape[1:]], 0))
+
+    x = along_rows(tf.transpose(tf.cast(image, tf.float64), [1, 0, 2]), width)
+    x = along_rows(tf.transpose(x, [1, 0, 2]), height)
+    return tf.ensure_shape(tf.cast(x, tf.uint8), [height, width, 3])
+
+
+def decode(encoded: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Decodes and resizes one JPEG or PNG, as Pillow does but for the orientation that cameras store."""
+    image = tf.cond(tf.io.is_jpeg(encoded),
+                    lambda: tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE"),
+                    lambda: tf.io.decode_image(encoded, channels=3, expand_animations=False))
+    return resize_as_pillow(image, height, width)
+
+
+class Serving(tf.Module):
+    """The averaged model with its preprocessing and class names, as a SavedModel; after `use_averages`."""
+
+    def __init__(self, model: SSLModel, class_names: list[str], image_shape: tuple[int, int, int],
+                 temperature: float = 1.0):
+        super().__init__()
+        self.weights = [variable.value for variable in model.network.variables]
+        self.class_names = tf.Variable(class_names, trainable=False)
+        height, width, channels = image_shape
+
+        @tf.function(input_signature=[tf.TensorSpec([None, height, width, channels], tf.uint8, name="images")])
+        def from_images(images):
+            logits = tf.cast(model.network(model.normalize(to_float(images)), training=False), tf.float32)
+            return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature),
+                    "classes": tf.gather(self.class_names, tf.argmax(logits, -1))}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="bytes")])
+        def from_bytes(encoded):
+            spec = tf.TensorSpec([height, width, channels], tf.uint8)
+            return from_images(tf.map_fn(lambda one: decode(one, height, width), encoded, fn_output_signature=spec))
+
+        self.from_images, self.from_bytes = from_images, from_bytes
+
+    def save(self, folder: Path) -> None:
+        """Writes the SavedModel."""
+        tf.saved_model.save(self, str(folder), signatures={
+            "serving_default": self.from_images, "images": self.from_images, "bytes": self.from_bytes})
+
+
+# Calibration.
+
+def score(logits: np.ndarray, labels: np.ndarray, temperature: float) -> dict[str, dict[str, float]]:
+    """All metrics before and after temperature scaling."""
+    return {when: metrics.scores(calibration.probabilities(logits, t), labels)
+            for when, t in (("before", 1.0), ("after", temperature))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A temperature, how it came about, the scores before and after by set, and what conformal sets need."""
+
+    temperature: float
+    note: str
+    scores: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)
+    conformity_scores: list[float] = dataclasses.field(default_factory=list)
+
+
+def calibrate(classifier: Classifier, data: SSLData, temperature: float | None = None) -> Calibration:
+    """Fits the temperature on the held-out validation images, unless one is given; scores validation and test set."""
+    images, labels = data.held_out()
+    logits, _ = classifier(images)
+    if temperature is None:
+        temperature, note = calibration.choose_temperature(logits, labels)
+    else:
+        note = f"temperature {temperature:g}, as asked for"
+    scores = {"valid": score(logits, labels, temperature)} if len(labels) else {}
+    scores["test"] = score(classifier(data.test_images)[0], data.test_labels, temperature)
+    p = calibration.probabilities(logits, temperature)
+    return Calibration(temperature, note, scores, calibration.conformity_scores(p, labels).tolist())
+
+
+# The folder.
+
+def check_target(folder: Path, force: bool) -> None:
+    """Raises UserError unless an export may be put there: where nothing is, or an older export with `force`."""
+    if not folder.exists():
+        return
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    if not inside and folder.is_dir():
+        return
+    if not folder.is_dir() or EXPORT_FILE not in inside or inside - FILES:
+        strange = sorted(inside - FILES or inside)[0]
+        raise UserError(f"{folder} exists and is no export (it holds {strange}): nothing is overwritten. Name a new "
+                        "folder.")
+    if not force:
+        raise UserError(f"{folder} holds an export already. --force replaces it; or name a new folder.")
+
+
+def require_onnx() -> Any:
+    """Returns tf2onnx, or raises UserError."""
+    if importlib.util.find_spec("tf2onnx") is None:
+        raise UserError("ONNX needs the package tf2onnx, which is not installed: pip install tf2onnx onnx.")
+    import tf2onnx
+
+    return tf2onnx
+
+
+def run_saved_model(folder: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
+    """Runs a SavedModel of ours on uint8 images."""
+    loaded = tf.saved_model.load(str(folder))
+    return loaded.signatures["images"](images=tf.constant(images))
+
+
+def run_keras(file: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
+    """Runs a .keras file of ours on uint8 images."""
+    return keras.models.load_model(file)(images)
+
+
+def write_tflite(plain: keras.Model, file: Path) -> None:
+    """Converts to TFLite, in float32."""
+    with contextlib.redirect_stdout(io.StringIO()):  # Keras prints a page about what it does on the way
+        file.write_bytes(tf.lite.TFLiteConverter.from_keras_model(plain).convert())
+
+
+def run_tflite(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Runs a TFLite model of ours on uint8 images."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is to move to a package of its own
+        interpreter = tf.lite.Interpreter(
+            model_path=str(file),
+            experimental_op_resolver_type=tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    interpreter.resize_tensor_input(interpreter.get_input_details()[0]["index"], images.shape)
+    runner = interpreter.get_signature_runner()
+    return runner(images=images)
+
+
+def write_onnx(plain: keras.Model, file: Path) -> None:
+    """Converts to ONNX."""
+    tf2onnx = require_onnx()
+    specification = [tf.TensorSpec(plain.inputs[0].shape, tf.uint8, name="images")]
+    function = tf.function(lambda images: plain(images, training=False), input_signature=specification)
+    tf2onnx.convert.from_function(function, input_signature=specification, opset=17, output_path=str(file))
+
+
+def run_onnx(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Runs an ONNX model of ours on uint8 images; needs onnxruntime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file))
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"images": images}), strict=True))
+
+
+def _difference(name: str, found: Any, expected: np.ndarray) -> float:
+    """The largest difference of a probability; UserError if that is more than rounding."""
+    difference = float(np.abs(np.asarray(found) - expected).max())
+    if not difference <= MAX_DIFFERENCE:
+        raise UserError(f"{name} differs from the run by {difference:.2g} in a probability; expected at most "
+                        f"{MAX_DIFFERENCE:g}. Nothing was written: please report this.")
+    return difference
+
+
+def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | None = None,
+           temperature: float | None = None, onnx: bool = False, force: bool = False) -> dict:
+    """Writes an export of a run's averaged model, all of it or nothing; returns what export.json says.
+
+    Args:
+        restored: the run, in float32.
+        folder: where to put it.
+        run: where the run is, for the record.
+        data: the run's images, if they are at hand; else they are loaded, and where that fails nothing is calibrated.
+        temperature: the one to use instead of fitting it.
+        onnx: whether to write ONNX too.
+        force: whether an older export there is replaced.
+    """
+    folder = Path(folder)
+    check_target(folder, force)
+    if onnx:
+        require_onnx()
+    if temperature is not None and not calibration.LOWEST <= temperature <= calibration.HIGHEST:
+        raise UserError(f"temperature={temperature}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        place.chmod(0o755)
+    try:
+        described = _write(restored, place, run, data, temperature, onnx)
+        with writing(folder):
+            _move(place, folder)
+    except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
+        raise UserError(f"Cannot write {folder} ({str(error.message).splitlines()[0][:200]}). Name a writable place "
+                        "with free space.") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return described
+
+
+def _write(restored: Restored, place: Path, run: str, data: SSLData | None, temperature: float | None,
+           onnx: bool) -> dict:
+    """Calibrates, writes all files, and compares each with the run."""
+    model, facts, config = restored.model, restored.facts, restored.config
+    classifier = Classifier.of_run(restored, data)
+    try:
+        calibrated = calibrate(classifier, images_of(restored) if data is None else data, temperature)
+    except UserError as error:
+        if data is not None:
+            raise
+        calibrated = Calibration(temperature or 1.0, f"temperature {temperature or 1:g}, not calibrated: {error}")
+    temperature = calibrated.temperature
+    sample = np.random.default_rng(0).integers(0, 256, (16, *facts.image_shape), np.uint8)
+    expected = calibration.probabilities(classifier(sample)[0], temperature)
+    use_averages(model)
+    plain = plain_model(model, facts.image_shape, temperature)
+    serving = Serving(model, facts.class_names, facts.image_shape, temperature)
+    forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
+        SAVED_MODEL: (serving.save, run_saved_model), KERAS: (plain.save, run_keras),
+        TFLITE: (partial(write_tflite, plain), run_tflite)}
+    if onnx:
+        forms[ONNX] = partial(write_onnx, plain), run_onnx
+    differences = {}
+    for name, (write, run_form) in forms.items():
+        with writing(place):
+            write(place / name)
+        if name != ONNX or importlib.util.find_spec("onnxruntime"):
+            differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
+    environment = environment_facts()
+    described = {
+        "format": FORMAT, "class_names": facts.class_names, "image_shape": list(facts.image_shape),
+        "method": config.method.__name__, "dataset": config.data.dataset, "run": run,
+        "checkpoint": restored.checkpoint, "updates": int(model.updates.numpy()),
+        "temperature": temperature, "calibration": calibrated.note, "scores": calibrated.scores,
+        "credal": dataclasses.asdict(CredalRule.of(model)), "conformity_scores": calibrated.conformity_scores,
+        "largest_difference_of_a_probability": differences,
+        **{key: environment[key] for key in ("commit", "tensorflow", "keras")}}
+    write_text(place / CLASSES, json.dumps(facts.class_names, indent=1) + "\n")
+    write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")
+    return described
+
+
+def _move(place: Path, folder: Path) -> None:
+    """Puts a whole folder in its place; an older one is gone only after that."""
+    old = None
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
+        folder.rename(old)
+    try:
+        place.rename(folder)
+    except OSError:
+        if old is not None:
+            old.rename(folder)
+        raise
+    if old is not None:
+        shutil.rmtree(old)

@@ -1,0 +1,298 @@
+"""The paper's claims on real images, at a size that two cores can run. docs/evidence.md has the protocol.
+
+    python scripts/lab/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments]
+                               [--at_once=2] [--recorded] [--report] [--write]
+
+Runs what is missing (those behind the claims first, then labels alone), one run after the other or so many at once,
+each with its share of the cores: a run that was stopped continues, a finished one is not repeated. Then prints the
+tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and the numbers
+of each run, as soon as it is finished, in docs/evidence/runs.jsonl. With --recorded the runs of that file count as
+finished: without it all are made here. --report trains nothing. The part `pilot` has the runs on split 0 behind the
+protocol, which no table of methods uses.
+CIFAR-10 and Fashion-MNIST must be prepared (`python scripts/create_datasets.py cifar10 fashion_mnist`).
+"""
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+
+import record
+from matplotlib.figure import Figure
+from scipy import stats
+
+from cssl.program import STOPPED, exit_on_user_error
+from cssl.tools.reproduce import AT_ONCE, Job, run_all
+from libml.errors import UserError
+from libml.results import metrics, plots, tables
+from libml.run import Run, write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ROOT / "docs" / "evidence"
+RECORD = FIGURES / "runs.jsonl"
+BENCHMARKS = ROOT / "BENCHMARKS.md"
+BEGIN, END = "<!-- begin: scripts/lab/evidence.py -->", "<!-- end: scripts/lab/evidence.py -->"
+
+REFERENCE = "CSSL"
+CLAIMED = (REFERENCE, "FixMatch", "FixMatchDA")  # the methods that the claims compare
+LABELS_ALONE = "Supervised"
+LATER = ("FlexMatch", "FreeMatch", "SoftMatch", "AdaMatch", "Dash", "SimMatch", "C2S2L")  # the pilot's candidates
+BEST_LATER: tuple[str, ...] = ("AdaMatch", "FreeMatch")  # the two of these that the pilot chose
+ROWS: tuple[tuple[str, dict], ...] = (
+    ("CSSL", {}), ("FixMatch", {"confidence": 0.95}), ("FixMatch", {"confidence": 0.0}), ("FixMatchDA", {}),
+    ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), (LABELS_ALONE, {}))
+SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
+         "ema": 0.98, "bn_momentum": 0.98}
+TAGS = ("accuracy", "ece", "nll")
+START = 1 / 8  # of the length, where "faster at the start" is looked at: the first report from there on,
+START_SLACK = 1.1  # if it is at most so many times later (digits: 4 kimg instead of 3.75)
+
+# The original program on the same split and net, one run each: labelled images in kimg -> accuracy, ECE.
+RECORDED = {"CSSL": {32: (37.9, 0.155), 56: (43.2, 0.285)}, "FixMatch": {32: (33.9, 0.228), 56: (40.1, 0.359)}}
+SEEDS = 3  # ours; fewer have no spread to be within
+RECORDED_FLAGS = {"filters": 16, "repeat": 1, "batch": 16, "uratio": 7, "train_kimg": 64, "report_kimg": 8,
+                  "save_kimg": 8, "keep_ckpt": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Runs of one kind: methods with their settings on datasets, in a folder of their own."""
+
+    folder: str
+    datasets: tuple[str, ...]
+    rows: tuple[tuple[str, dict], ...]
+    flags: dict
+    last: int = 1  # reports whose median is a run's result
+
+    def jobs(self, train_dir: Path) -> list[Job]:
+        """Lists the runs, all methods on one split before the next split."""
+        return [Job(method, tuple({"dataset": dataset, "train_dir": (train_dir / self.folder).absolute(), **self.flags,
+                                   **settings}.items()))
+                for dataset in self.datasets for method, settings in self.rows]
+
+
+def _splits(name: str) -> tuple[str, ...]:
+    return tuple(name.replace(".", f".{seed}", 1) for seed in range(1, 6))
+
+
+PARTS = {
+    "curves": Part("curves", ("cifar10.3@250-1",), tuple((method, {"seed": seed})
+                                                         for seed in range(1, SEEDS + 1) for method in RECORDED),
+                   RECORDED_FLAGS),
+    "digits": Part("methods", _splits("digits.@40-1"), ROWS, {}, last=20),  # bench_methods.py shares these runs
+    "fashion_mnist": Part("evidence", _splits("fashion_mnist.@40-1"), ROWS, SMALL),
+    "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
+    "pilot": Part("pilot", ("cifar10.0@250-5000",),
+                  tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
+}
+
+
+def value_at(run: Run, tag: str, images: float) -> float:
+    """Returns what a run reported at a number of labelled images; NaN if it reported nothing just then."""
+    steps, values = run.series(tag)
+    return next((float(value) for step, value in zip(steps, values, strict=True) if step == images), math.nan)
+
+
+# The original's curves.
+
+def curves_table(runs: list[Run]) -> list[list[str]]:
+    """Puts the original's recorded numbers beside those of our runs: mean, smallest and largest over seeds."""
+    lines = [["method", "kimg", "metric", "original (one run)", "ours, mean", "ours, smallest to largest", "seeds",
+              "within"]]
+    for method, points in RECORDED.items():
+        for kimg, recorded in points.items():
+            for tag, theirs in zip(("accuracy", "ece"), recorded, strict=True):
+                values = [value_at(run, tag, 1024 * kimg) for run in runs if run.method == method]
+                if values:
+                    shown, low, high = metrics.shown(tag), min(values), max(values)
+                    lines.append([method, str(kimg), shown.column, f"{theirs:.{1 if tag == 'accuracy' else 3}f}",
+                                  f"{sum(values) / len(values):.{shown.digits}f}",
+                                  f"{low:.{shown.digits}f} to {high:.{shown.digits}f}", str(len(values)),
+                                  "–" if len(values) < SEEDS else "yes" if low <= theirs <= high else "no"])
+    return lines
+
+
+def curves_figure(runs: list[Run]) -> Figure:
+    """Draws our runs' curves with the original's points."""
+    figure = plots.curves([dataclasses.replace(run, config={**run.config, "seed": 0}) for run in runs],
+                          ("accuracy", "ece"))
+    for axis, number in zip(figure.axes, (0, 1), strict=True):
+        for colour, points in zip(plots.COLOURS, RECORDED.values(), strict=False):
+            axis.plot(list(points), [values[number] for values in points.values()], "x", color=colour, markersize=9)
+        axis.set_title("cifar10.3@250; crosses: the original program", fontsize="small")
+    return figure
+
+
+# Methods beside each other.
+
+def report_from(run: Run, share: float) -> dict:
+    """Returns the first report of a run from a share of its length on; {} if it comes too late."""
+    begin = share * 1024 * run.config["train_kimg"]
+    return next((report for report in run.metrics if begin <= report["step"] <= START_SLACK * begin), {})
+
+
+def start_values(runs: list[Run]) -> dict[int, float]:
+    """Returns the accuracy at an eighth of the length by split seed; NaN where no report is there."""
+    return {run.dataset.seed: value_at(run, "accuracy", report_from(run, START).get("step", -1)) for run in runs}
+
+
+CLAIMS = (("better with few labels (accuracy)", "accuracy"), ("better calibrated (ECE)", "ece"),
+          (f"faster at the start (accuracy at {START:g} of the length)", "start"))
+
+
+def values_of(grid: tables.Grid, row: str, tag: str) -> dict[int, float]:
+    """Returns a row's results by split seed, of the metric of a claim, on the one dataset of a grid."""
+    cell = next((cell for (other, column), cell in grid.cells.items()
+                 if other == row and column.metric == ("accuracy" if tag == "start" else tag)), None)
+    if cell is None:
+        return {}
+    return start_values(list(cell.runs)) if tag == "start" else cell.by_seed
+
+
+def student_interval(found: tables.Difference) -> tables.Difference:
+    """Returns paired differences with the interval that has its level if they are normal, unlike the bootstrap's."""
+    values = found.differences
+    if len(values) < 2:
+        return found
+    reach = stats.t.ppf(0.975, len(values) - 1) * tables.mean_and_std(values)[1] / math.sqrt(len(values))
+    return found._replace(low=found.mean - reach, high=found.mean + reach)
+
+
+def claims_table(grids: list[tables.Grid]) -> list[list[str]]:
+    """Answers the paper's claims, one grid per dataset: CSSL against FixMatch's forms, positive if CSSL is better."""
+    lines = [["claim", "dataset", "CSSL against", "better by", "95 % interval", "95 % by t", "better in", "answer"]]
+    for claim, tag in CLAIMS:
+        for grid in grids:
+            for row in grid.rows:
+                if not row.startswith(CLAIMED[1:]):
+                    continue
+                ours, theirs = (values_of(grid, name, tag) for name in (REFERENCE, row))
+                better = tables.paired_difference(*((theirs, ours) if tag == "ece" else (ours, theirs)))
+                if math.isnan(better.mean):
+                    continue
+                digits = 3 if tag == "ece" else 2
+                lines.append([claim, grid.columns[0].dataset, row, f"{better.mean:+.{digits}f}",
+                              better.interval(digits), student_interval(better).interval(digits),
+                              f"{sum(value > 0 for value in better.differences)} of {len(better.differences)}",
+                              better.verdict])
+    return lines
+
+
+# What credal sets promise.
+
+def credal_table(runs: list[Run]) -> list[list[str]]:
+    """Puts the size of credal sets beside the error of pseudo-labels: smallest to largest of the runs of a dataset."""
+    lines = [["dataset", "share of the length", "mean alpha", "error of pseudo-labels", "sets with the true class"]]
+    for dataset in dict.fromkeys(run.dataset.dataset for run in runs):
+        for share in (START, 0.5, 1.0):
+            reports = [report_from(run, share) for run in runs if run.dataset.dataset == dataset]
+            columns = [(report["monitors/alpha"], 1 - report["monitors/pseudo_accuracy"], report["credal"]["truth"])
+                       for report in reports if report]
+            if columns:
+                lines.append([dataset, f"{share:g}", *(f"{min(values):.3f} to {max(values):.3f}"
+                                                       for values in zip(*columns, strict=True))])
+    return lines
+
+
+def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
+    """Says of the smallest sets at the end of runs, with 1 - alpha from `sure` on, how often their class is right."""
+    lines = [["dataset", f"pseudo-labels with 1 − alpha from {sure:g} on", "mean of 1 − alpha", "share right"]]
+    for dataset in dict.fromkeys(run.dataset.dataset for run in runs):
+        promised, hits = plots.promises(run for run in runs if run.dataset.dataset == dataset)
+        here = promised >= sure
+        if here.any():
+            lines.append([dataset, f"{here.sum()} of {len(here)}", f"{promised[here].mean():.3f}",
+                          f"{hits[here].mean():.3f}"])
+    return lines
+
+
+def origin(runs: list[Run]) -> str:
+    """Names the commits, the machine and the hours of runs."""
+    facts = [run.described("args/environment.json") for run in runs]
+    commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
+                         for key in ("commit", "machine"))
+    return f"{len(runs)} runs; commit {commits}; {machines}; {sum(map(record.seconds, runs)) / 3600:.1f} hours of runs"
+
+
+def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
+    """Returns tables as Markdown, and figures by name, of the runs of each part."""
+    texts, figures = [], {}
+    if done.get("curves"):
+        texts += ["### The original's own curves", origin(done["curves"]) + ".",
+                  tables.markdown(curves_table(done["curves"]))]
+        figures["curves"] = curves_figure(done["curves"])
+    grids = {name: tables.summarise(runs, TAGS, last=PARTS[name].last) for name, runs in done.items()
+             if runs and name not in ("curves", "pilot")}
+    claims, compared = claims_table(list(grids.values())), {}
+    if len(claims) > 1:
+        texts += ["### The paper's claims", tables.markdown(claims)]
+    for name, grid in grids.items():
+        differences = tables.differences(grid, REFERENCE)
+        compared |= differences
+        texts += [f"### {PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels",
+                  origin(done[name]) + ".", tables.markdown(tables.table_of(grid)),
+                  "Differences to CSSL, split by split:",
+                  tables.markdown(tables.table_of_differences(differences, REFERENCE))]
+    if compared:
+        figures["forest"] = plots.forest(compared, REFERENCE)
+    credal = [run for name, runs in done.items() if name not in ("curves", "pilot") for run in runs
+              if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.metrics)]
+    if credal:
+        texts += ["### What credal sets promise", tables.markdown(credal_table(credal)),
+                  tables.markdown(promise_table(credal))]
+        figures["credal"] = plots.credal_validity(credal)
+    if done.get("pilot"):
+        tags = ("accuracy/valid", "ece/valid")
+        texts += ["### Pilot (validation images of split 0)", origin(done["pilot"]) + ".",
+                  tables.markdown(tables.table_of(tables.summarise(done["pilot"], tags, last=1)))]
+    return "\n\n".join(texts), figures
+
+
+def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Path) -> None:
+    """Puts tables into BENCHMARKS.md, figures and runs into docs/evidence."""
+    document = BENCHMARKS.read_text(encoding="utf-8")
+    if BEGIN not in document or END not in document:
+        raise UserError(f"{BENCHMARKS} has no place for the tables: expected lines {BEGIN} and {END}.")
+    before, rest = document.split(BEGIN, 1)
+    write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+    for name, figure in figures.items():
+        plots.save(figure, FIGURES / name, ("png",))
+    record.save(runs, train_dir.absolute(), RECORD)
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    everything = [name for name in PARTS if name != "pilot"]
+    parser.add_argument("--parts", default=",".join(everything), help=f"of {', '.join(PARTS)}; default: all but pilot")
+    parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
+    parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
+    parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
+    parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
+    parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence")
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        raise UserError(f"Unknown --parts={args.parts}: expected some of {', '.join(PARTS)}, with commas between.")
+    if args.recorded:
+        record.restore(RECORD, args.train_dir)
+
+    def keep(run: Run) -> None:
+        record.save([run], args.train_dir.absolute(), RECORD)
+
+    code = 0
+    if not args.report:
+        jobs = [job for name in parts for job in PARTS[name].jobs(args.train_dir) if not job.finished()]
+        # A series that is stopped should leave answers, and what they are worth beside labels alone.
+        jobs.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
+        code = run_all(jobs, args.at_once, keep=keep if args.write else None)
+    if code not in STOPPED:
+        done = {name: [run for job in PARTS[name].jobs(args.train_dir) if (run := job.finished())] for name in parts}
+        text, figures = report(done)
+        print(text or "Nothing is finished yet.")
+        if args.write and text:
+            write(text, figures, [run for runs in done.values() for run in runs], args.train_dir)
+    return code
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

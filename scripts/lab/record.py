@@ -1,0 +1,104 @@
+"""A record of finished runs in one text file, a line each: what tables and figures need, without weights and images.
+
+Results that took days can so be kept beside the program, read by others, and added to from several machines.
+"""
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from libml.errors import UserError
+from libml.results.metrics import METRICS
+from libml.run import DAMAGED, Run, RunFolder, write_text
+
+TAGS = (*METRICS, "accuracy/valid", "ece/valid", "monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy",
+        "images_per_s")
+DIGITS = {"accuracy": 12}  # a share of the images: equal results must stay equal, and differences add up to nothing
+CREDAL = ("truth", "upper")  # see `libml.learn.monitors.credal_coverage`
+ENVIRONMENT = ("commit", "python", "tensorflow", "keras", "machine", "devices", "started")
+PLACES = ("data_dir", "train_dir")  # of the machine that made a run
+STARTED = "%Y-%m-%d %H:%M:%S"  # how `libml.experiment.environment_facts` writes it
+
+
+def _short(value: float | None, digits: int = 5) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _entry(run: Run, root: Path) -> dict:
+    """Returns what is kept of a run, reports by tag; its place is relative to `root`."""
+    facts = run.described("args/environment.json")
+    columns = {tag: [report.get(tag) for report in run.metrics] for tag in TAGS}
+    columns |= {f"credal/{name}": [report.get("credal", {}).get(name) for report in run.metrics] for name in CREDAL}
+    entry = {"path": run.path.relative_to(root).as_posix(),
+             "config": {name: value for name, value in run.config.items() if name not in PLACES},
+             "environment": {name: facts[name] for name in ENVIRONMENT if name in facts},
+             "seconds": round(seconds(run), 1), "step": [report["step"] for report in run.metrics],
+             "reports": {tag: [_short(value, DIGITS.get(tag, 5)) for value in values]
+                         for tag, values in columns.items() if any(value is not None for value in values)}}
+    if columns["credal/truth"][-1] is not None:
+        found = run.arrays("pseudo_labels", ("class", "alpha", "labels"))
+        entry["pseudo_labels"] = {name: [_short(float(value)) if name == "alpha" else int(value) for value in values]
+                                  for name, values in found.items()}
+    return entry
+
+
+def _begun(environment: dict) -> float | None:
+    try:
+        return time.mktime(time.strptime(environment["started"], STARTED))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def seconds(run: Run) -> float:
+    """Returns the time from the start of a run's last process to its last report; 0 where that is unknown."""
+    begun, reports = _begun(run.described("args/environment.json")), RunFolder(run.path).reports
+    return 0.0 if begun is None or not reports.exists() else max(0.0, reports.stat().st_mtime - begun)
+
+
+def _read(file: Path) -> dict[str, dict]:
+    """Returns the entries of a record by path."""
+    if not file.exists():
+        return {}
+    try:
+        return {entry["path"]: entry for entry in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
+    except (*DAMAGED, TypeError) as error:
+        raise UserError(f"{file} is no record of runs ({error}). Restore it, or name another.") from error
+
+
+def save(runs: Iterable[Run], root: Path, file: Path) -> None:
+    """Adds runs below `root` to a record; those that it has already stay as they are."""
+    entries = _read(file)
+    for run in runs:
+        if run.path.relative_to(root).as_posix() not in entries:
+            entry = _entry(run, root)
+            entries[entry["path"]] = entry
+    write_text(file, "".join(json.dumps(entries[path], separators=(",", ":")) + "\n" for path in sorted(entries)))
+
+
+def restore(file: Path, root: Path) -> int:
+    """Writes run folders below `root` for the entries of a record that have none there; returns how many."""
+    count = 0
+    for path, entry in _read(file).items():
+        folder = RunFolder(root / path)
+        if folder.args.exists():
+            continue
+        write_text(folder.args, json.dumps(entry["config"], indent=1))
+        write_text(folder.environment, json.dumps(entry["environment"], indent=1))
+        reports = []
+        for number, step in enumerate(entry["step"]):
+            report: dict = {"step": step}
+            for tag, values in entry["reports"].items():
+                if values[number] is not None and tag.startswith("credal/"):
+                    report.setdefault("credal", {})[tag.removeprefix("credal/")] = values[number]
+                elif values[number] is not None:
+                    report[tag] = values[number]
+            reports.append(json.dumps(report))
+        write_text(folder.reports, "\n".join(reports) + "\n")
+        if "pseudo_labels" in entry:
+            folder.write_arrays("pseudo_labels", **entry["pseudo_labels"])
+        begun = _begun(entry["environment"])
+        if begun is not None:
+            os.utime(folder.reports, (begun + entry["seconds"],) * 2)  # so that `seconds` says the same
+        count += 1
+    return count

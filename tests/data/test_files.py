@@ -1,0 +1,369 @@
+"""Own images as they are: folders and CSV files, their splits and presets, every kind of picture, uneven classes."""
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from helpers import code_blocks, invoke, write_run
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import cssl
+from cssl import cli
+from cssl.cssl import CSSL
+from cssl.fully_supervised import FullySupervised
+from cssl.supervised import Supervised
+from cssl.tools import inspect, table
+from libml import data, experiment
+from libml.config import RunConfig
+from libml.data import files, names, sources
+from libml.errors import UserError
+
+COUNTS = {"ant": 40, "bee": 30, "cow": 25}  # a fifth for test leaves 32, 24, 20; a tenth of that is 3, 2, 2
+TINY = ["--arch=resnet", "--filters=4", "--repeat=1", "--scales=1", "--batch=8", "--augment=d.d.x", "--train_steps=8",
+        "--report_kimg=0.03125"]
+
+
+def write(path, colour, size=(20, 30)):
+    """An image of one colour, by which it is known again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((*size, 3), colour, np.uint8)).save(path)
+
+
+def colours(images):
+    return {tuple(image[0, 0]) for image in np.asarray(images)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Uneven classes, unlabelled images, no test set; no two images are alike."""
+    root = tmp_path_factory.mktemp("own") / "my animals"
+    for c, (name, count) in enumerate(COUNTS.items()):
+        for i in range(count):
+            write(root / "train" / name / f"{i:03}.png", (80 * c, 5 * i, 10))
+    for i in range(10):
+        write(root / "unlabeled" / f"{i}.png", (7, 5 * i, 200))
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+# Folders.
+
+def test_a_folder_without_seed_and_counts(folder, cache):
+    found = cssl.from_folder(folder, image_size=16, data_dir=cache)
+    assert found.name == f"folder:{folder}" and found.image_shape == (16, 16, 3)
+    assert np.bincount(found.test_labels).tolist() == [8, 6, 5]
+    assert np.bincount(found.labels[found.valid]).tolist() == [3, 2, 2]
+    assert np.bincount(found.labeled_classes).tolist() == [29, 22, 18]
+    parts = [colours(found.images[found.labeled]), colours(found.images[found.valid]), colours(found.test_images),
+             colours(found.images[found.labels < 0])]
+    assert [len(part) for part in parts] == [69, 7, 19, 10] and len(set.union(*parts)) == sum(COUNTS.values()) + 10
+    assert len(found.unlabeled) == 69 + 10 and not set(found.unlabeled) & set(found.valid)
+    assert found.notes == [] and [re.sub(r"^\S+ animals:? ", "", line) for line in found.remarks] == [
+        "95 train, 10 unlabeled files, shorter side about 20 pixels",
+        "has no `test` folder: 19 of its labelled images are held out as test set.",
+        "7 of the labelled training images, a tenth of every class, are for validation."]
+    again = data.load(f"folder:{folder}", cache, 16)
+    np.testing.assert_array_equal(found.labeled, again.labeled)
+
+
+def test_too_few_for_validation_or_parts_of_their_own(tmp_path):
+    root = tmp_path / "few"
+    for c, name in enumerate(("a", "b")):
+        for i in range(4):
+            write(root / "train" / name / f"{i}.png", (c, i, 0))
+    found = cssl.from_folder(root, data_dir=tmp_path)
+    assert found.num_valid == 0 and len(found.labeled) == 6 and len(found.test_labels) == 2
+    assert "needs 20 labelled training images of every class, and one has 3." in found.remarks[-1]
+    for i, part in enumerate(("test", "valid")):
+        write(root / part / "b" / "x.png", (200 + i, 0, 0))
+    found = cssl.from_folder(root, data_dir=tmp_path)
+    assert colours(found.test_images) == {(200, 0, 0)} and colours(found.images[found.valid]) == {(201, 0, 0)}
+    assert len(found.labeled) == 8 and found.test_labels.tolist() == found.labels[found.valid].tolist() == [1]
+    named = data.load(f"folder:{root}.1@all-2", tmp_path)  # numbers in the name count, as they always have
+    assert named.num_valid == 2 and len(named.labeled) == 6 and (201, 0, 0) not in colours(named.images)
+    assert "1 validation images of" in named.notes[-1] and "are not used" in named.notes[-1]
+
+
+@pytest.mark.parametrize("text, message", [
+    ("folder:/x/y.1@40", "Malformed"), ("folder:", "Malformed"), ("csv:a.csv.1@", "Malformed"), ("birds", "Malformed")])
+def test_names_that_miss_a_part_are_malformed(text, message):
+    with pytest.raises(UserError, match=message):
+        names.parse_name(text)
+
+
+def test_names_of_whole_folders():
+    for text in ("folder:/a.b@c/x.y", "csv:labels.csv", "folder:."):
+        name = names.parse_name(text)
+        assert str(name) == text and name.is_whole and (name.seed, name.labels, name.valid) == (1, None, None)
+    assert not names.parse_name("csv:x.csv.2@10-1").is_whole and names.parse_name("csv:x.csv.2@10-1").path == "x.csv"
+
+
+# CSV files.
+
+def rows_of(folder):
+    labelled = [(str(file.relative_to(folder)), name) for name in COUNTS
+                for file in sorted((folder / "train" / name).iterdir())]
+    return labelled + [(str(file.relative_to(folder)), "") for file in sorted((folder / "unlabeled").iterdir())]
+
+
+def write_csv(path, rows, encoding="utf-8"):
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def test_a_csv_of_a_folder_is_that_folder(folder, cache):
+    expected = cssl.from_folder(folder, data_dir=cache)
+    rows = rows_of(folder)
+    for number, (header, encoding) in enumerate((([], "utf-8"), ([("file", "label")], "utf-8-sig"))):
+        path = write_csv(folder / f"labels{number}.csv", header + rows, encoding)
+        found = cssl.from_csv(path, data_dir=cache)
+        assert found.class_names == expected.class_names and found.num_valid == expected.num_valid
+        for name in ("images", "labels", "labeled", "order", "test_images", "test_labels"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        assert "has no `test` rows: 19 of" in found.remarks[1]
+
+
+def test_columns_by_name_splits_and_numbers_as_classes(folder, cache, tmp_path):
+    files_ = [file for file, _ in rows_of(folder)]
+    rows = [("split", "note", "label", "path")]
+    rows += [(split, "", label, folder / file) for file, (split, label) in zip(files_, [
+        ("train", "10"), ("", "9"), ("TEST", "9"), ("val", "10"), ("train", ""), ("unlabeled", ""), ("", "9")],
+        strict=False)]
+    found = cssl.from_csv(write_csv(tmp_path / "a, b.csv", rows), data_dir=cache)
+    assert found.class_names == ["9", "10"] and found.test_labels.tolist() == [0]
+    assert found.labels[found.valid].tolist() == [1] and sorted(found.labeled_classes) == [0, 0, 1]
+    assert (found.labels < 0).sum() == 2 and found.remarks[-1] == "1 images of its own are for validation."
+
+
+@pytest.mark.parametrize("rows, message", [
+    ([("a.png",)], r"line 1: 1 cell 'a.png'; expected file,label"),
+    ([("a.png", "x"), ("b.png", "y", "train", "z")], "line 2: 4 cells"),
+    ([("a.png", "x"), (), ("no.png", "y")], "line 3: there is no file .*no.png.*relative to"),
+    ([("file", "label"), ("a.png", "x", "holdout")], "line 2: split 'holdout'; expected train, test, valid"),
+    ([("a.png", "x"), ("b.png", "", "test")], "line 2: b.png is to be `test` without a label; give it one"),
+    ([("a.png", "x", "unlabeled")], "line 1: a.png is to be `unlabeled` with a label; leave the label out"),
+    ([("a.png", "x"), ("a.png", "y")], "line 2: a.png is in line 1 already"),
+    ([("path", "name"), ("a.png", "x")], "line 1: the header 'path,name' names no column `label`"),
+    ([("a.png", "x"), ("b.png", "x")], "has one class among its training images, 'x'"),
+    ([("a.png", "")], "has no class among"), ([], "has no class among"),
+    ([("a.png", "x"), ("b.png", "y"), ("c.png", "z", "test")], "Class 'z' has images in the rows of `test`"),
+])
+def test_bad_lines_are_named(tmp_path, program, rows, message):
+    for name in "abc":
+        write(tmp_path / f"{name}.png", 0)
+    path = write_csv(tmp_path / "labels.csv", rows)
+    done = program(CSSL, f"--dataset=csv:{path}", f"--train_dir={tmp_path / 'runs'}", code=2)
+    assert re.search(message, done.stderr), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unreadable_csv_files_are_one_line(tmp_path):
+    (tmp_path / "bad.csv").write_bytes(b"a.png,\xff\n")
+    (tmp_path / "open.csv").write_text('"a.png,x\n')
+    for name, message in (("bad.csv", "not text in UTF-8"), ("none.csv", "cannot be read"),
+                          ("open.csv", "line 1: unexpected end of data")):
+        with pytest.raises(UserError, match=message):
+            files.listing(tmp_path / name, is_csv=True)
+
+
+# Every kind of picture.
+
+GREY = np.arange(6 * 4, dtype=np.uint8).reshape(6, 4) * 10
+RGB = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], -1)
+TURNED = Image.Exif()
+TURNED[0x0112] = 6  # shown, the stored rows are columns from right to left
+
+
+@pytest.mark.parametrize("name, picture, options, expected", [
+    ("rgb.png", Image.fromarray(RGB), {}, RGB),
+    ("grey.png", Image.fromarray(GREY), {}, np.stack([GREY] * 3, -1)),
+    ("grey_alpha.png", Image.merge("LA", [Image.fromarray(GREY)] * 2), {}, np.stack([GREY] * 3, -1)),
+    ("rgba.png", Image.fromarray(np.concatenate([RGB, GREY[..., None]], -1)), {}, RGB),
+    ("bits.png", Image.fromarray(GREY > 100), {}, np.stack([255 * (GREY > 100)] * 3, -1)),
+    ("palette.png", Image.fromarray(GREY).convert("P"), {}, np.stack([GREY] * 3, -1)),
+    ("palette.gif", Image.fromarray(GREY).convert("P"), {}, np.stack([GREY] * 3, -1)),
+    ("transparent.png", Image.fromarray(GREY).convert("P"), {"transparency": 0}, np.stack([GREY] * 3, -1)),
+    ("sixteen.png", Image.fromarray(GREY.astype(np.uint16) * 257), {}, np.stack([GREY] * 3, -1)),
+    ("sixteen.tif", Image.fromarray(GREY.astype(np.uint16) * 257), {}, np.stack([GREY] * 3, -1)),
+    ("sixteen.ppm", Image.fromarray(GREY.astype(np.int32) * 257), {}, np.stack([GREY] * 3, -1)),
+    ("turned.png", Image.fromarray(RGB), {"exif": TURNED}, np.rot90(RGB, -1)),
+    ("turned.webp", Image.fromarray(RGB), {"exif": TURNED, "lossless": True}, np.rot90(RGB, -1)),
+])
+def test_every_kind_of_picture(tmp_path, name, picture, options, expected):
+    picture.save(tmp_path / name, **options)
+    found = sources._decode_file(tmp_path / name, 12)
+    wanted = Image.fromarray(expected.astype(np.uint8)).resize((12, 12), Image.Resampling.BICUBIC)  # not square before
+    assert found.shape == (12, 12, 3) and found.dtype == np.uint8
+    np.testing.assert_array_equal(found, np.asarray(wanted))
+
+
+def test_print_colours(tmp_path):
+    """CMYK, which has no exact RGB: white and black stay so, whatever JPEG does between."""
+    ink = np.zeros((16, 32, 4), np.uint8)
+    ink[:, 16:, 3] = 255
+    Image.fromarray(ink, "CMYK").save(tmp_path / "print.jpg", quality=95)
+    found = sources._decode_file(tmp_path / "print.jpg", 16)
+    assert found[:, :6].min() > 240 and found[:, 10:].max() < 15
+
+
+# Presets.
+
+@pytest.mark.parametrize("pixels, count, side, batch, kimg", [
+    (20, 5000, 32, 64, 512), (63, 6000, 32, 64, 512), (64, 20_000, 64, 16, 1024), (1000, 50_000, 96, 8, 2048),
+    (96, 10_000_000, 96, 8, 65536)])
+def test_presets_by_size_and_number(pixels, count, side, batch, kimg):
+    found = files.Listing("x", {"train": [("a", "x")] * (count // 2), "unlabeled": [("", "x")] * (count // 2)}, ["a"])
+    found.__dict__["pixels"] = pixels
+    assert files.presets(found) == {"image_size": side, "batch": batch, "train_kimg": kimg}
+    assert 300 * count / 7168 / 1.5 <= kimg or kimg == 65536  # at least 200 epochs
+    assert files.presets(found, 224)["batch"] == 8
+
+
+@pytest.mark.parametrize("pixels, side, batch", [(20, 32, 32), (64, 64, 16), (500, 96, 8)])
+def test_few_images_get_a_small_network_and_a_short_run(pixels, side, batch):
+    found = files.Listing("x", {"train": [("a", "x")] * 100, "unlabeled": [("", "x")] * 4899}, ["a"])
+    found.__dict__["pixels"] = pixels
+    assert files.presets(found) == {"image_size": side, "batch": batch, "train_kimg": 2048 * batch / 1024,
+                                    "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
+
+
+def test_presets_enter_where_the_name_says_nothing_else(folder, tmp_path):
+    config = RunConfig.of(CSSL, dataset=f"folder:{folder}", lr=0.1)
+    values = config.values()
+    assert {name: values[name] for name in config.presets if name != "warmup_kimg"} == {
+        "image_size": 32, "batch": 32, "train_kimg": 64.0, "report_kimg": 1.0, "save_kimg": 1.0, "keep_ckpt": 5,
+        "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
+    given = RunConfig.of(CSSL, dataset=f"folder:{folder}", image_size=48, train_steps=640)
+    assert given.options.batch == 16 and given.network.scales == 4
+    assert (given.training.train_kimg, given.training.report_kimg) == (10.0, 10 / 64)
+    assert RunConfig.of(CSSL, dataset=f"folder:{folder}.1@all-7").presets == frozenset()
+    assert RunConfig.of(FullySupervised, dataset=f"folder:{folder}").data.dataset == f"folder:{folder}"
+    with pytest.raises(UserError, match="has no folder `train`"):
+        RunConfig.of(CSSL, dataset=f"folder:{tmp_path}")
+
+
+def test_run_folders_of_own_images_are_short_and_safe(folder):
+    write_csv(folder / "labels.csv", rows_of(folder))
+    for text, start in ((f"folder:{folder}", "folder-my animals-"), (f"csv:{folder}/labels.csv", "csv-labels.csv-")):
+        name = RunConfig.of(CSSL, dataset=text).folder().parts[-3]
+        assert re.fullmatch(re.escape(start) + "[0-9a-f]{8}" + re.escape(".d.d.d.1@all-auto"), name)
+
+
+def test_inspect_says_what_was_done(folder, cache, program):
+    done = program(inspect.main, f"--dataset=folder:{folder}", f"--data_dir={cache}")
+    assert "32x32x3, 3 classes" in done.stdout and "validation 7, test 19" in done.stdout
+    assert "a tenth of every class" in done.stderr and "warning" not in done.stderr
+
+
+# Uneven classes, in a run.
+
+@pytest.fixture(scope="module")
+def run(folder, cache, tmp_path_factory, program):
+    """A short run on the whole folder: what it printed and where it is."""
+    place = tmp_path_factory.mktemp("runs")
+    done = program(Supervised, f"--dataset=folder:{folder}", f"--data_dir={cache}", f"--train_dir={place}", *TINY)
+    (path,) = place.glob("*/*/*")
+    return done.stdout, path
+
+
+def test_the_announcement_says_what_was_done(run):
+    shown, path = run
+    assert "69 labelled, 79 unlabelled, 7 validation, 19 test images of 32x32x3, 3 classes" in shown
+    assert "  data: " in shown and "held out as test set" in shown and "image_size=32 (preset)" in shown
+    assert "warning" not in shown and path.parts[-3].startswith("folder-my animals-")
+
+
+def test_each_class_is_evaluated(run, cache, program):
+    _, path = run
+    report = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    with np.load(path / "stats" / "predictions.npz") as stored:
+        hits, labels = stored["probabilities"].argmax(1) == stored["labels"], stored["labels"]
+    expected = {name: 100 * hits[labels == c].mean() for c, name in enumerate(COUNTS)}
+    scores = cssl.evaluate(path, data_dir=str(cache))
+    assert {name: scores[f"accuracy/class/{name}"] for name in COUNTS} == pytest.approx(expected, abs=1e-9)
+    for found in (scores, report):
+        assert found["balanced_accuracy"] == pytest.approx(np.mean(list(expected.values())), abs=1e-9)
+    assert {"balanced_accuracy/raw", "balanced_accuracy/valid"} <= set(report)
+    shown = program(Supervised, f"--eval_ckpt={path}", f"--data_dir={cache}").stdout.splitlines()
+    lines = [line.split() for line in shown[shown.index("test accuracy by class, worst first:") + 1:]]
+    assert {line[0]: (float(line[1]), int(line[4])) for line in lines} == {
+        name: (pytest.approx(expected[name], abs=0.005), int((labels == c).sum())) for c, name in enumerate(COUNTS)}
+    assert [float(line[1]) for line in lines] == sorted(float(line[1]) for line in lines)
+    assert json.loads((path / "stats" / "balanced_accuracy.json").read_text())["last01"] == report["balanced_accuracy"]
+
+
+def test_runs_from_before_balanced_accuracy_are_read(run, tmp_path):
+    _, path = run
+    write_run(tmp_path, [50.0, 60.0], train_kimg=2)
+    old = invoke("table", tmp_path, "--metric=accuracy,balanced_accuracy").stdout
+    assert "55.00" in old and "balanced" not in old.splitlines()[0]
+    assert "balanced accuracy %" in invoke("table", path, "--metric=balanced_accuracy").stdout
+
+
+def test_the_prior_of_the_labels(folder, cache):
+    found = cssl.from_folder(folder, image_size=16, data_dir=cache)  # 29, 22 and 18 labelled images
+    config = RunConfig.of(CSSL, dataset=found.name, filters=4, repeat=1, scales=1, p_unlabeled="labels")
+    model = experiment.build(config.with_data(found), found)
+    np.testing.assert_allclose(model.class_prior, np.array([30, 23, 19]) / 72, rtol=1e-6)  # float32
+    with pytest.raises(ValueError, match="p_unlabeled is 'label'; expected 3"):
+        experiment.build(config.replace(p_unlabeled="label").with_data(found), found)
+
+
+def test_data_at_hand_keep_their_presets(folder, cache):
+    found = cssl.from_folder(folder, image_size=16, data_dir=cache)
+    config = RunConfig.of(CSSL).with_data(found)
+    assert (config.data.image_size, config.training.train_kimg, config.options.batch) == (16, 64.0, 32)
+    assert RunConfig.of(CSSL, train_steps=4).with_data(found).training.train_kimg == 0.25
+
+
+# The documents.
+
+def blocks(document, language):
+    return [code for found, code in code_blocks(ROOT / "docs" / document) if found == language]
+
+
+@pytest.mark.slow
+def test_the_document_runs_as_written(tmp_path, monkeypatch, program):
+    """In order, in an empty folder; only training is cut short."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where decoded images are kept by default
+    monkeypatch.delenv("ML_DATA", raising=False)
+    example, api = blocks("own_data.md", "python")
+    exec(example, {})
+    assert len(list(tmp_path.glob("my_images/train/*/*.png"))) == 300
+    short = "train_steps=2, filters=4, repeat=1, scales=1, batch=4, uratio=1, augment='d.d.x'"
+    exec(api.replace("train_kimg=64", short), found := {})
+    left = [n - round(0.2 * n) for n in np.bincount(load_digits().target[:300])]
+    assert found["data"].num_valid == sum(round(0.1 * n) for n in left)
+    assert 0 <= found["scores"]["balanced_accuracy"] <= 100
+    for line in "".join(blocks("own_data.md", "bash")).splitlines():
+        check_command(line.split(), program)
+
+
+def check_command(words, program):
+    """Runs a tool of the documents; of a method, only looks at its flags."""
+    tools = {"scripts/inspect_dataset.py": inspect.main, "cssl-table": table.main}
+    words = words[words[0] == "python":]
+    if words[0] == "-m":
+        cli.configuration(cssl.method(words[1].removeprefix("cssl.")), words[1:])
+    else:
+        program(tools[words[0]], *words[1:])
+
+
+def test_commands_about_pretrained_networks(folder, tmp_path, monkeypatch, program):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_images").symlink_to(folder)
+    lines = "".join(blocks("pretrained.md", "bash")).splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        check_command(line.split(), program)
+    (program_text,) = blocks("pretrained.md", "python")
+    compile(program_text, "pretrained.md", "exec")

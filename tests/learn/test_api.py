@@ -1,0 +1,503 @@
+"""The Python API as docs/extending.md describes it: Keras's fit, predict and files, own networks, views and methods."""
+import functools
+import inspect
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+from helpers import code_blocks, invoke
+from keras import layers
+
+import cssl
+from cssl import CSSL, FixMatch, ReMixMatch, RunConfig, Supervised, UPSMatch, cli, train
+from libml import data as data_module
+from libml import experiment, networks
+from libml.augment import Augmenter
+from libml.config import describe
+from libml.errors import OptionError, UserError
+from libml.networks import custom as own
+
+DIGITS = dict(image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return cssl.load("digits.1@40-1")
+
+
+def tiny_net(num_classes, image_shape):
+    """With batch normalisation and dropout of Keras."""
+    return keras.Sequential([keras.Input(image_shape), layers.Conv2D(4, 5, strides=4), layers.BatchNormalization(),
+                             layers.ReLU(), layers.Dropout(0.1), layers.Flatten(), layers.Dense(num_classes)])
+
+
+def make(method=CSSL, augment="d.d.x", own_strong=None, **options):
+    return method(own.build_network(tiny_net, 10, (16, 16, 3), seed=0), 10, total_images=4096, seed=3, batch=4,
+                  uratio=2, augmenter=Augmenter(augment, **DIGITS, own_strong=own_strong), **options)
+
+
+# fit.
+
+@pytest.fixture(scope="module")
+def fitted(digits, tmp_path_factory):
+    """A model that was fitted for two epochs of three updates, with callbacks; its history; where the files are."""
+    folder, model = tmp_path_factory.mktemp("fitted"), make(confidence=0.3)
+    history = model.fit(digits.dataset(model), epochs=2, steps_per_epoch=3, verbose=0,
+                        validation_data=(digits.test_images, digits.test_labels),
+                        callbacks=[keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.keras")),
+                                   keras.callbacks.TensorBoard(str(folder / "logs"), update_freq=1,
+                                                               write_steps_per_second=True)])
+    return model, history.history, folder
+
+
+def test_history_holds_means_over_the_epoch(digits, fitted):
+    """Against the scalars of the same six steps one by one; 1e-6: means of float32 in float64, rounded."""
+    model, history, _ = fitted
+    twin = make(confidence=0.3)
+    step = tf.function(twin.train_step, autograph=False)
+    steps = [{name: float(value) for name, value in step(batch).items()} for batch in digits.dataset(twin).take(6)]
+    assert twin.fingerprint() == model.fingerprint()
+    for name in ("losses/xe", "losses/total", "monitors/alpha", "monitors/lr", "metrics/kld"):
+        wanted = [np.mean([scalars[name] for scalars in part]) for part in (steps[:3], steps[3:])]
+        np.testing.assert_allclose(history[name], wanted, rtol=1e-6)
+        assert len({scalars[name] for scalars in steps}) > 1
+    assert history["loss"] == history["losses/total"]
+    for part, found in zip((steps[:3], steps[3:]), history["monitors/pseudo_accuracy_masked"], strict=True):
+        used, right = (sum(scalars[f"monitors/pseudo_used{end}"] for scalars in part) for end in ("", "_correct"))
+        assert 0 < used < 3 and found == pytest.approx(right / used, rel=1e-6)
+
+
+def test_callbacks_of_keras(digits, fitted):
+    model, history, folder = fitted
+    scores = model.evaluate(digits.test_images, digits.test_labels)
+    assert {f"val_{name}": value for name, value in scores.items()} == {
+        name: values[-1] for name, values in history.items() if name.startswith("val_")}
+    first, second = (cssl.load_model(folder / f"{epoch}.keras") for epoch in (1, 2))
+    assert [int(saved.updates.numpy()) for saved in (first, second)] == [3, 6]
+    assert second.fingerprint() == model.fingerprint() != first.fingerprint()
+    events = [event for file in sorted((folder / "logs/train").glob("events*"))
+              for event in tf.compat.v1.train.summary_iterator(str(file))]
+    means = {event.step: float(tf.make_ndarray(value.tensor)) for event in events for value in event.summary.value
+             if value.tag == "epoch_loss"}
+    assert means == pytest.approx(dict(enumerate(history["loss"])))
+    assert any(value.tag == "epoch_steps_per_second" for event in events for value in event.summary.value)
+
+
+@pytest.mark.parametrize("how", [dict(steps_per_execution=2), dict(run_eagerly=True)])
+def test_means_however_the_steps_are_run(digits, how):
+    model, twin = make(Supervised), make(Supervised)
+    model.compile(**how)
+    history = model.fit(digits.dataset(model), steps_per_epoch=4, verbose=0).history
+    losses = [float(twin.train_step(batch)["losses/total"]) for batch in digits.dataset(twin).take(4)]
+    # 1e-5: eager and compiled code round differently.
+    assert int(model.updates.numpy()) == 4 and history["loss"] == pytest.approx([np.mean(losses)], rel=1e-5)
+
+
+def test_a_callback_may_stop_but_not_change_the_rate(digits):
+    model = make(Supervised)
+    stop = keras.callbacks.EarlyStopping("losses/wd", mode="max", min_delta=1e9)  # never better than at first
+    model.fit(digits.dataset(model), epochs=5, steps_per_epoch=1, verbose=0, callbacks=[stop])
+    assert int(model.updates.numpy()) == 2
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.03 * np.cos(8 / 4096 * 7 * np.pi / 16))
+    with pytest.raises(UserError, match=r"learning_rate=0.5: .* own schedule"):
+        model.fit(digits.dataset(model), steps_per_epoch=1, verbose=0,
+                  callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.5)])
+
+
+def test_fit_does_what_train_does(digits, tmp_path):
+    config = RunConfig.of(FixMatch, dataset="digits.1@40-1", batch=4, uratio=2, filters=4, scales=1, augment="d.d.x",
+                          train_steps=4, report_kimg=1, seed=5, train_dir=str(tmp_path))
+    model = experiment.build(config, digits)
+    for _ in range(2):  # dataset(model) goes on where the model is
+        model.fit(digits.dataset(model), steps_per_epoch=2, verbose=0)
+    assert model.fingerprint() == train(config).model.fingerprint()
+
+
+def test_batches_that_contradict_the_options(digits):
+    def batches(batch=4, uratio=2, **changes):
+        return data_module.batches(digits, batch=batch, uratio=uratio).map(
+            lambda element: {name: changes.get(name, lambda x: x)(value) for name, value in element.items()})
+
+    model, alone = make(), CSSL(tiny_net(10, (16, 16, 3)), 10)
+    unknown = tf.data.Dataset.from_tensor_slices(
+        {"labeled": digits.images[:8], "label": digits.labels[:8], "unlabeled": digits.images[:8]}).batch(4)
+    for x, message in [
+            (batches(batch=8), "Batches have 8 images in 'labeled', but batch=4 and uratio=2 of this CSSL mean 4"),
+            (batches(uratio=3), "Batches have 12 images in 'unlabeled', .* mean 8"),
+            (unknown, "drop_remainder=True"),
+            (batches(labeled=lambda x: tf.cast(x, tf.float32)), "'labeled' of float32, .* expected uint8"),
+            (batches(unlabeled=lambda x: x[:, :8]), r"'unlabeled' of uint8, shape \(8, 16, 3\)"),
+            (batches(), "These batches never end"),
+            (digits.images, "fit got ndarray; expected a dataset of dicts with labeled, label, unlabeled"),
+            (tf.data.Dataset.from_tensors((digits.images[:4], digits.labels[:4])), "dataset of dicts")]:
+        with pytest.raises(UserError, match=message) as caught:
+            model.fit(x)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="and labels; expected"):
+        model.fit(batches(), digits.labels)
+    with pytest.raises(UserError, match="has no augmenter .* augmenter=data.augmenter"):
+        alone.fit(batches())
+    with pytest.raises(UserError, match="compile got 'adam', metrics, but CSSL has its own loss"):
+        model.compile("adam", metrics=["accuracy"])
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = make()
+    with pytest.raises(UserError, match="fit trains on one device; .* cssl.train uses them all"):
+        model.fit(batches(), steps_per_epoch=1)
+    assert int(model.updates.numpy()) == 0
+
+
+# predict and evaluate.
+
+def test_scores_of_predictions(digits, fitted):
+    """ECE bin by bin; bytes, floats and datasets alike. 1e-5: graphs divide by 127.5 as they like."""
+    model, images, labels = fitted[0], digits.test_images, digits.test_labels
+    logits = model.predict(images, verbose=0)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    scores = model.evaluate(images, labels)
+    assert scores["accuracy"] == pytest.approx(100 * np.mean(p.argmax(1) == labels))
+    bins = np.minimum((p.max(1) * 15).astype(int), 14)
+    ece = sum(np.mean(bins == b) * abs(np.mean((p.argmax(1) == labels)[bins == b]) - p.max(1)[bins == b].mean())
+              for b in set(bins))
+    assert scores["ece"] == pytest.approx(ece, abs=1e-6)
+    assert scores["loss"] == scores["nll"] == pytest.approx(-np.log(p[np.arange(len(p)), labels]).mean(), rel=1e-5)
+    floats = images / 127.5 - 1
+    np.testing.assert_allclose(model.predict(floats, verbose=0), logits, atol=1e-5)
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(50)
+    np.testing.assert_allclose(model.predict(batches), logits, atol=1e-5)
+    assert model.evaluate(batches) == pytest.approx(scores, abs=1e-4)
+    with pytest.warns(UserWarning, match="If yours are from 0 to 1"):
+        model.predict(images[:2] / 255, verbose=0)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda x: x.astype(np.float32), "values from 0 to 255; expected -1 to 1. .* images.astype"),
+    (lambda x: x / np.nan, "values from nan to nan"),
+    (lambda x: x.astype(int), "Images are int64; expected uint8"),
+    (lambda x: x[:, :8], r"shape \[2, 8, 16, 3\]; this model takes \[N, 16, 16, 3\]"),
+    (lambda x: x[..., :1], r"shape \[2, 16, 16, 1\]"), (lambda x: x[0], r"shape \[16, 16, 3\].* image\[None\]"),
+    (lambda x: x[:0], "no images"),
+    (lambda x: tf.data.Dataset.from_tensors(x[:, :8]), r"shape \[2, 8, 16, 3\]")])
+def test_images_that_the_model_does_not_take(digits, fitted, change, message):
+    images = change(digits.test_images[:2])
+    with pytest.raises(UserError, match=message) as caught:
+        fitted[0].predict(images)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError):
+        fitted[0].evaluate(images, [0, 1])
+
+
+@pytest.mark.parametrize("network", ["keras", "libml"])
+def test_the_size_of_images_is_known_without_an_augmenter(network):
+    net = tiny_net(4, (16, 16, 3)) if network == "keras" else networks.build(
+        "resnet", num_classes=4, image_shape=(16, 16, 3), filters=4, repeat=1, scales=1)
+    with pytest.raises(UserError, match=r"takes \[N, 16, 16, 3\]"):
+        CSSL(net, 4).predict(np.zeros((1, 32, 32, 3), np.uint8))
+
+
+def test_labels_that_make_no_sense(digits, fitted):
+    for labels in (None, [0], [0, 10], [0, -1], [0.0, 1.0], np.eye(10, dtype=int)[:2]):
+        with pytest.raises(UserError, match="expected a class number from 0 to 9 for each of the 2 images"):
+            fitted[0].evaluate(digits.test_images[:2], labels)
+
+
+# Files.
+
+@keras.saving.register_keras_serializable()
+def turned(images, seed):
+    """A strong augmentation: the negative, upside down, with a little noise."""
+    noise = tf.random.stateless_uniform(tf.shape(images), seed, 0, 3, tf.int32)
+    return tf.cast(tf.clip_by_value(255 - tf.cast(images[:, ::-1], tf.int32) + noise, 0, 255), tf.uint8)
+
+
+def test_a_file_continues_to_the_same_bits(digits, tmp_path):
+    """Dropout's stream, batch normalisation, momentum, averages, alignment and views go on."""
+    model = make(augment="d.d.d", own_strong=turned, confidence=0.3)
+    model.fit(digits.dataset(model), steps_per_epoch=2, verbose=0)
+    model.save(tmp_path / "m.keras")
+    again = keras.saving.load_model(tmp_path / "m.keras")
+    assert type(again) is CSSL and again.options == model.options and again.augmenter.own_strong is turned
+    np.testing.assert_array_equal(again.predict(digits.test_images, verbose=0),
+                                  model.predict(digits.test_images, verbose=0))
+    histories = [m.fit(digits.dataset(m), steps_per_epoch=3, verbose=0).history for m in (model, again)]
+    assert histories[0] == histories[1] and model.fingerprint() == again.fingerprint()
+    assert int(again.updates.numpy()) == 5
+
+
+class Remembering(FixMatch):
+    """A method from outside, with state and an argument of its own."""
+
+    def __init__(self, network, num_classes, *, size=2, **arguments):
+        self.size = size
+        super().__init__(network, num_classes, **arguments)
+
+    def initial_state(self):
+        return {"memory": np.arange(self.size, dtype=np.int32)}
+
+
+@pytest.mark.parametrize("method, arch, arguments", [
+    (ReMixMatch, "cnn13", dict(w_rot=0.25)), (Remembering, "shake", dict(size=5, options=FixMatch.Options(batch=2))),
+    (UPSMatch, "mcdropresnet", dict(loss_scaling=True, image_statistics=(np.float32([0.1, 0.2, 0.3]), np.ones(3)),
+                                    set_sizes=(40, 1000), seed=7))])
+def test_every_kind_of_model_can_be_saved(tmp_path, method, arch, arguments):
+    with experiment.dtype_policy("mixed_bfloat16"):
+        network = networks.build(arch, num_classes=10, image_shape=(16, 16, 3), filters=4, repeat=1, dropout=0.3,
+                                 seed=1)
+        model = method(network, 10, augmenter=Augmenter("d.d.d", **DIGITS), **arguments)
+    for k, variable in enumerate(tf.nest.flatten(model.checkpoint_items())):
+        variable.assign(tf.cast(tf.random.stateless_uniform(variable.shape, [k, 0], 0.5, 1), variable.dtype) + 1)
+    model.save(tmp_path / "m.keras")
+    again = cssl.load_model(tmp_path / "m.keras")
+    assert again.fingerprint() == model.fingerprint() and again.options == model.options
+    assert again.network.variables[0].shape == model.network.variables[0].shape
+    assert (again.seed, again.num_unlabeled, again.loss_scaling) == (model.seed, model.num_unlabeled,
+                                                                    model.loss_scaling)
+    images = np.random.RandomState(0).randint(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    logits = model.predict(images, verbose=0)
+    np.testing.assert_array_equal(again.predict(images, verbose=0), logits)  # of bfloat16 layers, whitened
+    network.save(tmp_path / "network.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "network.keras")(images / 255.0),
+                                  network(images / 255.0))
+
+
+def test_heads_are_saved(tmp_path):
+    network = networks.build("resnet", num_classes=3, image_shape=(8, 8, 3), filters=4, repeat=1)
+    heads = networks.Heads(network, {"small": 2, "own": layers.Dense(5)}, seed=1)
+    heads.save(tmp_path / "heads.keras")
+    again, images = keras.saving.load_model(tmp_path / "heads.keras"), tf.ones([2, 8, 8, 3])
+    for name in ("small", "own", "logits"):
+        np.testing.assert_array_equal(again(images, outputs=(name,))[0], heads(images, outputs=(name,))[0])
+
+
+@pytest.mark.slow
+def test_a_file_is_read_by_another_process(digits, fitted, tmp_path, command):
+    """That has made no model before, and imports no method by name."""
+    model = fitted[0]
+    model.save(tmp_path / "m.keras")
+    np.save(tmp_path / "images.npy", digits.test_images[:20])
+    code = ("import sys, numpy as np, cssl; assert 'keras' not in sys.modules; m = cssl.load_model(sys.argv[1]); "
+            "np.save(sys.argv[3], m.predict(np.load(sys.argv[2]), verbose=0)); print(m.fingerprint())")
+    done = command("-c", code, tmp_path / "m.keras", tmp_path / "images.npy", tmp_path / "logits.npy",
+                   TF_ENABLE_ONEDNN_OPTS="0")
+    assert done.stdout.split()[-1] == model.fingerprint()
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), model.predict(digits.test_images[:20], verbose=0),
+                               atol=1e-5)  # other numbers of devices and threads
+
+
+# Options.
+
+def test_hyperparameters_by_name():
+    network = tiny_net(4, (8, 8, 3))
+    assert CSSL(network, 4, confidence=0.5, batch=8).options == CSSL.Options(confidence=0.5, batch=8)
+    for given, message in [(dict(confidence=2), "confidence=2.0: expected a number from 0 to 1"),
+                           (dict(confidenze=1), "did you mean confidence"),
+                           (dict(batch="8"), "batch='8': expected int")]:
+        with pytest.raises(OptionError, match=message):
+            CSSL(network, 4, **given)
+    with pytest.raises(UserError, match="Got options and also batch"):
+        CSSL(network, 4, options=CSSL.Options(), batch=8)
+
+
+@pytest.mark.parametrize("name", sorted(cssl.methods()))
+def test_help_says_every_argument(name):
+    method = cssl.method(name)
+    for option, field in describe(method.Options).items():
+        assert f"        {option}: {field.metadata['help']} [" in method.__doc__
+    for argument in ("network", "num_classes", "augmenter", "total_images", "seed", "jit"):
+        assert len(re.findall(rf"^    {argument}: \S", method.__doc__, re.M)) == 1
+    assert method.__doc__.count("**hyperparameters") == 1 and not method.__doc__.startswith("\n")
+    parameters = inspect.signature(method).parameters
+    assert list(parameters)[:2] == ["network", "num_classes"] and set(describe(method.Options)) < set(parameters)
+    assert all(parameters[option].default == field.default for option, field in describe(method.Options).items())
+
+
+@pytest.mark.parametrize("network, message", [
+    (lambda: "resnet", "The network is str"), (lambda: keras.Sequential([layers.Dense(4)]), "has no weights yet"),
+    (lambda: tiny_net(5, (8, 8, 3)), r"gives \(None, 5\); expected \(None, 4\)"),
+    (lambda: keras.Sequential([keras.Input((8, 8, 3)), tiny_net(4, (8, 8, 3)), layers.Softmax()]), "ends in a softmax"),
+    (lambda: keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(4, activation="softmax")]),
+     "ends in a softmax")])
+def test_networks_that_are_no_classifiers(network, message):
+    with pytest.raises(UserError, match=message) as caught:
+        CSSL(network(), 4)
+    assert "\n" not in str(caught.value)
+
+
+def test_methods_that_need_more_of_a_network():
+    with pytest.raises(UserError, match="UPSMatch needs a network that knows mc_dropout"):
+        UPSMatch(tiny_net(4, (8, 8, 3)), 4)
+    with pytest.raises(UserError, match="no embedding for the heads rotation"):
+        ReMixMatch(tiny_net(4, (8, 8, 3)), 4)
+
+
+# Own networks and strong views in runs.
+
+TINY = dict(dataset="digits.1@40-1", batch=8, uratio=2, report_kimg=0.03125, save_kimg=0.03125, train_steps=8)
+
+
+def stop_at_once(trainer, report):
+    trainer.model.stop_training = True
+
+
+@pytest.mark.slow
+def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch):
+    def start(folder, network=tiny_net, hooks=(), strong=turned):
+        return train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path / folder)), network=network, strong=strong,
+                     hooks=hooks)
+
+    broken = start("broken", hooks=[stop_at_once])
+    assert len(broken.run.metrics) == 1 and isinstance(broken.model.network, keras.Sequential)
+    path = broken.folder.path
+    assert path.parent.name == "Augment_turned" and path.name.startswith("CSSL_network_tiny_net_alpha_bound0.0_batch8_")
+
+    def changed(num_classes, image_shape, activation="gelu"):
+        return keras.Sequential([*tiny_net(num_classes, image_shape).layers[:-1],
+                                 layers.Dense(num_classes, activation=activation)])
+
+    changed.__name__ = "tiny_net"  # edited, as it were: the same weights, another function
+    for network in (changed, functools.partial(changed, activation="relu")):
+        with pytest.raises(UserError, match=r"holds a run with own_network=tiny_net-\w{8}, this command says "
+                                            r"own_network=tiny_net-\w{8}\. Use the same value"):
+            start("broken", network)
+    hooks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
+             keras.callbacks.TensorBoard(str(tmp_path / "logs"), write_steps_per_second=True)]
+    finished, whole = start("broken"), start("whole", hooks=hooks)
+    assert cssl.load_model(tmp_path / "2.keras").fingerprint() == whole.model.fingerprint()
+    assert list((tmp_path / "logs/train").glob("events*"))
+    assert finished.model.fingerprint() == whole.model.fingerprint()
+    assert len(finished.run.metrics) == len(whole.run.metrics) == 2
+    batch = next(iter(digits.dataset(whole.model)))
+    pixels = tf.cast(tf.round((whole.model.make_views(batch)["strong"] + 1) * 127.5), tf.int32)
+    difference = pixels - (255 - tf.cast(batch["unlabeled"][:, ::-1], tf.int32))
+    assert set(np.unique(difference)) == {0, 1, 2}
+
+    scores = cssl.evaluate(path, network=tiny_net)
+    assert scores["accuracy"] == finished.run.metrics[-1]["accuracy"]
+    assert "| CSSL" in invoke("table", tmp_path / "whole").stdout
+    with pytest.raises(UserError, match="a network of its own, tiny_net-.*: give the function that builds it"):
+        cssl.evaluate(path)
+    stored = RunConfig.from_json(CSSL, whole.folder.args.read_text())
+    with pytest.raises(UserError, match="a strong augmentation of its own, turned: give it, as strong="):
+        train(stored, network=tiny_net)
+    assert train(stored, network=tiny_net, strong=turned).model.fingerprint() == whole.model.fingerprint()
+    with pytest.raises(UserError, match="This is a run with own_network=.* but own_network=.* was given"):
+        cssl.evaluate(path, network=changed)
+    output = []
+    monkeypatch.setattr("builtins.print", lambda *text, **options: output.append(str(text[0])))
+    assert cli.run(CSSL, ["own.py", f"--eval_ckpt={path}"], network=tiny_net) == 0
+    assert "8 updates" in output[-1]
+
+
+def test_an_own_network_on_two_replicas(tmp_path):
+    result = train(RunConfig.of(FixMatch, **TINY | {"train_steps": 2}, train_dir=str(tmp_path), strategy="mirrored",
+                                num_devices=2), network=tiny_net, strong=turned)
+    weights = result.model.network.trainable_variables
+    for variable in weights:
+        copies = [copy.numpy() for copy in variable.value.values]
+        assert len(copies) == 2
+        np.testing.assert_array_equal(*copies)
+    start = own.build_network(tiny_net, 10, (16, 16, 3), seed=0).trainable_variables
+    assert all(0 < np.abs(a.numpy() - b.numpy()).max() < 1 for a, b in zip(weights, start, strict=True))
+
+
+@pytest.mark.parametrize("own_parts, message", [
+    (dict(network=tiny_net(10, (16, 16, 3))), "network is Sequential; expected a function"),
+    (dict(network=lambda c, shape: None), "The network is NoneType"),
+    (dict(network=lambda c, shape: tiny_net(c + 1, shape)), r"gives \(None, 11\); expected \(None, 10\)"),
+    (dict(network=lambda c, shape: tiny_net(c, (8, 8, 3))), r"does not take images of \(16, 16, 3\)"),
+    (dict(strong="flip"), "The strong augmentation is str"),
+    (dict(strong=lambda x, seed: tf.cast(x, tf.float32)), "returns floats from 0 to 25[45]; expected -1 to 1"),
+    (dict(strong=lambda x, seed: x[:, :8]), r"into uint8 of shape \(2, 8, 16, 3\); expected the same shape"),
+    (dict(strong=lambda x, seed: tf.cast(x, tf.int32)), "into int32")])
+def test_own_parts_that_make_no_sense(tmp_path, own_parts, message):
+    with pytest.raises(UserError, match=message) as caught:
+        train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path / "runs")), **own_parts)
+    assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
+
+
+def test_a_digest_tells_structures_apart_and_nothing_else():
+    def net(kernel=3, skip=True):
+        inputs = keras.Input((8, 8, 3))
+        x = layers.Conv2D(3, kernel, padding="same")(inputs)
+        y = layers.Conv2D(3, kernel, padding="same")(x)
+        both = layers.Add()([x, y] if skip else [y, y])
+        return keras.Model(inputs, layers.Dense(4)(layers.GlobalMaxPooling2D()(both)))
+
+    class Plain(keras.Model):
+        def __init__(self, units):
+            super().__init__()
+            self.body, self.head = layers.Dense(units), layers.Dense(4)
+
+        def call(self, images, training=False):
+            return self.head(self.body(layers.Flatten()(images)))
+
+    def plain(units):
+        return own.build_network(lambda c, shape: Plain(units), 4, (8, 8, 3), 0)
+
+    found = [own.digest(network) for network in (net(), net(), net(kernel=1), net(skip=False), plain(5), plain(5),
+                                                 plain(6))]
+    assert found[0] == found[1] and found[4] == found[5] and len(set(found)) == 5
+
+
+def test_initial_weights_follow_from_the_seed():
+    before = np.random.get_state()[1].tolist()
+    weights = [own.build_network(tiny_net, 4, (8, 8, 3), seed).get_weights() for seed in (1, 1, 2)]
+    assert np.random.get_state()[1].tolist() == before
+    assert all((a == b).all() for a, b in zip(*weights[:2], strict=True))
+    assert not (weights[0][0] == weights[2][0]).all()
+
+
+def test_a_run_is_as_before_where_nothing_is_own(tmp_path):
+    """The names of folders, and what an older args.json lacks."""
+    config = RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path))
+    assert "own" not in str(config.folder().relative_to(tmp_path)) and "_archresnet_" in config.folder().name
+    stored = config.values() | {"method": "CSSL"}
+    del stored["own_network"], stored["own_strong"]
+    assert config.differences(stored) == {}
+    assert "own_network" not in cli.help_text(CSSL) and "own_network" not in cli.define_flags(CSSL)
+
+
+# The document.
+
+@pytest.mark.slow
+def test_the_document_runs_as_it_stands(tmp_path, monkeypatch):
+    """Python blocks in one session, the file they tell to write, and the commands."""
+    monkeypatch.chdir(tmp_path)
+    session, outputs = {"__name__": "session"}, []
+    for language, code in code_blocks(ROOT / "docs/extending.md"):
+        if language == "bash":
+            outputs += [invoke(functools.partial(run_line, words), *words).stdout for words in commands_of(code)]
+        elif match := re.match(r'"""(\w+\.py):', code):
+            (tmp_path / match[1]).write_text(code)
+            assert len(code.splitlines()) <= 25
+        else:
+            exec(compile(code, "docs/extending.md", "exec"), session)
+    assert "SoftMask" in outputs[0] and "8 updates" in outputs[1] and "SoftMask" in outputs[2]
+    assert session["history"].history["val_accuracy"] and (tmp_path / "best.keras").exists()
+    assert len(list((tmp_path / "runs").rglob("args.json"))) == 5
+
+
+def commands_of(script: str) -> Iterator[list[str]]:
+    """What bash would give to Python, command by command: later ones may name what earlier ones wrote."""
+    lines = script.splitlines()
+    for number, line in enumerate(lines):
+        quiet = "\n".join(["python() { :; }", *lines[:number], 'python() { printf "%s\\n" "$@"; }', line])
+        words = subprocess.run(["bash", "-euc", quiet], capture_output=True, text=True, check=True).stdout.splitlines()
+        if words:
+            yield words
+
+
+def run_line(words: list[str]) -> int:
+    """Runs `python FILE …` or `python -m MODULE …` here, as __main__."""
+    sys.argv[:] = words[words[0] == "-m":]
+    with pytest.raises(SystemExit) as end:
+        (runpy.run_module if words[0] == "-m" else runpy.run_path)(sys.argv[0], run_name="__main__")
+    assert not end.value.code, (words, end.value.code)
+    return 0

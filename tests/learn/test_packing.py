@@ -1,0 +1,150 @@
+"""Weights, averages, slots and statistics as a few vectors: there and back, in a loop, and what that saves."""
+from collections import Counter
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cssl import CSSL, MeanTeacher, MetaPseudoLabels
+from cssl.enaet import EnAET
+from cssl.tools import doctor
+from libml import data, networks
+from libml.augment import Augmenter
+from libml.config import RunConfig
+from libml.learn.packing import Packing
+from libml.run import RunFolder
+from libml.train import Trainer, update_loop
+
+CONTROL = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "Switch", "Enter"}
+
+
+def test_there_and_back():
+    tensors = [tf.reshape(tf.range(6.0), [2, 3]), tf.constant(7.0), tf.constant([8.0, 9.0]), tf.constant([1, 2])]
+    packing = Packing([t.shape for t in tensors], [[2, 0], [1], [3]])
+    vectors = packing.pack(tensors)
+    assert [v.numpy().tolist() for v in vectors] == [[8, 9, 0, 1, 2, 3, 4, 5], [7], [1, 2]]
+    for found, wanted in zip(packing.unpack(vectors), tensors, strict=True):
+        assert found.dtype == wanted.dtype and found.shape == wanted.shape
+        np.testing.assert_array_equal(found, wanted)
+    assert set(packing.tensors(vectors[0], 0)) == {0, 2}
+    assert packing.vector({0: tensors[0], 2: -tensors[2]}, 0).numpy().tolist() == [-8, -9, 0, 1, 2, 3, 4, 5]
+
+
+class Counting(keras.layers.Layer):
+    """Counts its calls, in a variable that is no float."""
+
+    def build(self, _):
+        self.calls = self.add_weight(name="calls", shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1)
+        return x
+
+
+def build(method, network=None, **settings):
+    network = network or networks.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=8, repeat=1,
+                                        scales=1, seed=1)
+    augmenter = Augmenter("d.d.d", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
+    return method(network, 10, options=method.Options(batch=4, **settings), augmenter=augmenter, total_images=64)
+
+
+@pytest.mark.parametrize("method", [CSSL, MeanTeacher, EnAET, MetaPseudoLabels])
+def test_states_there_and_back(method):
+    model = build(method)
+    rng = np.random.default_rng(0)
+    for variable in tf.nest.flatten(model.checkpoint_items()):
+        if variable.dtype.is_floating:
+            variable.assign(rng.normal(size=variable.shape))
+    state = model.read_state()
+    packed = model.pack(state)
+    groups = len(model.groups)
+    assert groups <= len(packed["weights"]) == len(packed["ema"]) <= 2 * groups and len(packed["statistics"]) == 1
+    found = model.unpack(packed)
+    tf.nest.assert_same_structure(found, state)
+    for ours, wanted in zip(tf.nest.flatten(found), tf.nest.flatten(state), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    for vectors in (packed["weights"], packed["slots"]):  # what is updated together has one layout
+        assert {v.shape[0] for v in vectors} <= {v.shape[0] for v in packed["weights"]}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits.1@40-1", ".")
+
+
+def trainer(model, digits, folder, **settings):
+    config = RunConfig.of(type(model), dataset="digits.1@40-1", batch=model.options.batch, train_steps=4, **settings)
+    RunFolder(folder).claim(config, {})
+    return Trainer(model, digits, config, RunFolder(folder), tf.distribute.get_strategy())
+
+
+def own_network():
+    return keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Conv2D(8, 3, strides=4),
+                             keras.layers.BatchNormalization(), Counting(), keras.layers.GlobalAveragePooling2D(),
+                             keras.layers.Dense(10)])
+
+
+@pytest.mark.parametrize("network", [lambda: None, own_network])
+def test_a_loop_that_carries_the_state_makes_the_same_updates(network, digits, tmp_path):
+    """The same bits: these are the same operations, with and without variables between two updates."""
+    looped, stepped = (build(CSSL, network()) for _ in range(2))
+    stepped.network.set_weights(looped.network.get_weights())
+    for ours, theirs in zip(looped.ema_weights, stepped.ema_weights, strict=True):
+        theirs.assign(ours)
+    run = trainer(looped, digits, tmp_path)
+    update_loop(looped, run.strategy)(run._batches(0), tf.constant(3, tf.int64))
+    batches, step = run._batches(0), tf.function(stepped.train_step, autograph=False)
+    for _ in range(3):
+        step(next(batches))
+    assert looped.fingerprint() == stepped.fingerprint()
+    if network():
+        assert int(looped.network.layers[2].calls.numpy()) == 3
+
+
+class Breaking(CSSL):
+    """Its loss is infinite in the third update."""
+
+    def compute_losses(self, views, step):
+        total, scalars = super().compute_losses(views, step)
+        return total, scalars | {"losses/broken": tf.where(step.updates == 2, np.float32(np.inf), 1.0)}
+
+
+def test_a_loop_tells_the_first_update_that_is_not_finite(digits, tmp_path):
+    """Even where those after it are finite again."""
+    run = trainer(build(Breaking), digits, tmp_path)
+    loop = update_loop(run.model, run.strategy, run.totals, run.scalar_names)
+    last = loop(run._batches(0), tf.constant(2, tf.int64)).numpy()
+    assert np.isfinite(last).all() and last[-1] == 2 and run.totals[-1] == 2
+    last = loop(run._batches(2), tf.constant(3, tf.int64)).numpy()
+    values = dict(zip(run.scalar_names, last[-len(run.scalar_names) - 1:], strict=False))
+    assert last[-1] == 1 and values["losses/broken"] == np.inf and np.isfinite(values["losses/xe"])
+    assert run.totals[-1] == 5 and np.isinf(run._means()["losses/broken"])
+
+
+@pytest.mark.slow
+def test_kernels_of_an_update(digits, tmp_path):
+    """WRN-28-2 with compiled views, as on a GPU: at most 1,200 kernels, most of them the network's own."""
+    network = networks.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=32, repeat=4, scales=3, seed=1)
+    model = build(CSSL, network)
+    model.augmenter.jit_compile = model.augmenter.on_gpu = True
+    run = trainer(model, digits, tmp_path)
+    function = update_loop(model, run.strategy, run.totals).get_concrete_function(run._batches(0),
+                                                                                 tf.constant(1, tf.int64))
+    definition = function.graph.as_graph_def()
+    kernels = doctor.kernels_of_loop(definition)
+    count = Counter(node.op for node in kernels)
+    assert 500 < len(kernels) <= 1200, count.most_common(20)
+    assert count["Conv2D"] == 2 * 28 and count["Conv2DBackpropFilter"] == 28  # one pass and CTAugment's probe
+    # Nothing is read from or written to variables, and nothing needs the CPU but the batch.
+    assert not {op for op in count if "Variable" in op}
+    # Control flow asks the host: nothing but the loop over a policy's operations, whose length is a constant.
+    (loop,) = [node for node in definition.node if node.op == "While"]
+    (condition,) = [f for f in definition.library.function if f.signature.name == loop.attr["cond"].func.name]
+    assert {node.op for node in condition.node_def} <= {"Less", "Identity", "NoOp"}  # a count: no loss is looked at
+    compiled = Counter(node.op for node in doctor.nodes_by_place(definition, loop.attr["body"].func.name)[1])
+    control = {op: number for op, number in (count + compiled).items() if op in CONTROL}
+    assert control == {"StatelessWhile": 1}, control  # strong views and probe together
+    missing = {node.op for node in kernels if not doctor.devices_of(node) & {"GPU", "DEFAULT"}}
+    if "GPU" in doctor.devices_of(next(node for node in kernels if node.op == "Conv2D")):
+        assert missing <= {"IteratorGetNext"}, missing

@@ -1,0 +1,253 @@
+"""All methods of the project, whatever they are: a run cut off and continued, one replica against two."""
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+from helpers import invoke
+
+import cssl
+from libml import networks
+from libml.config import describe
+from libml.learn import optim
+from libml.learn.model import Equal, SSLModel, fold_in
+from libml.run import RunFolder
+
+METHODS = sorted(cssl.methods().values())
+# Two reports and checkpoints, one every four updates. No policies: they take most of the time to build a graph, and
+# test_train.py kills runs with them.
+TINY = ["--dataset=digits.1@40-1", "--filters=8", "--scales=1", "--batch=8", "--uratio=2", "--augment=d.d.x",
+        "--train_steps=8", "--report_kimg=0.03125", "--save_kimg=0.03125"]
+
+
+def run_of(folder):
+    """The only run in a folder: its path, the values of its last checkpoint, its reports without the clock."""
+    (path,) = [args.parent.parent for args in folder.rglob("args.json")]
+    reader = tf.train.load_checkpoint(str(path / "tf"))
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if ".ATTRIBUTES" in name}
+    values.pop("save_counter/.ATTRIBUTES/VARIABLE_VALUE", None)
+    reports = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return path, values, [{k: v for k, v in report.items() if k != "images_per_s"} for report in reports]
+
+
+@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
+                                    for module in METHODS])
+def test_train_continue_evaluate_extract(module, tmp_path, program):
+    """Eight updates in one go, and again from the checkpoint after four: what a kill before the last checkpoint leaves.
+    (Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
+    method, flags = cssl.method(module), [*TINY, f"--train_dir={tmp_path}"]
+    flags += ["--warmup_kimg=0.0234375"] * ("warmup_kimg" in describe(method.Options))  # three updates
+    program(method, *flags)
+    path, wanted, undisturbed = run_of(tmp_path)
+    newest = RunFolder(path).checkpoints()[-1]
+    for file in path.glob(f"tf/{Path(newest).name}.*"):
+        file.unlink()
+    assert "4 of 8 updates done" in program(method, *flags).stdout
+    _, found, reports = run_of(tmp_path)
+    assert set(found) == set(wanted) and len(wanted) > 10
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    assert reports == undisturbed and [report["step"] for report in reports] == [32, 64]
+
+    shown = program(method, f"--eval_ckpt={path}").stdout
+    test = next(line.split() for line in shown.splitlines() if line.startswith("test"))
+    assert float(test[1]) == pytest.approx(reports[-1]["accuracy"], abs=0.01)
+    assert f"{method.__name__} on " in shown and "8 updates" in shown
+    assert invoke("extract", path).code == 0
+    assert json.loads((path / "stats" / "accuracy.json").read_text())["last01"] == reports[-1]["accuracy"]
+
+
+# Replicas.
+
+SHAPE, CLASSES, BATCH = (8, 8, 3), 5, 4
+
+
+def residual_net():
+    return networks.build("resnet", num_classes=CLASSES, image_shape=SHAPE, filters=4, repeat=1, scales=1, dropout=0.3,
+                        seed=1)
+
+
+class Plain(keras.Model):
+    """A network that treats every image by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(6, activation="tanh", kernel_initializer=keras.initializers.GlorotNormal(1))
+        self.classifier = keras.layers.Dense(CLASSES, kernel_initializer=keras.initializers.GlorotNormal(2))
+        self.hidden.build((None, np.prod(SHAPE)))
+        self.classifier.build((None, 6))
+        self.built = True
+
+    def call(self, images, training=False):
+        return self.classifier(self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)])))
+
+
+def make(method, network, replicas=1, **arguments):
+    """A model, its unlabelled weight full from the start; options as the method declares them."""
+    options = {name: value for name, value in dict(uratio=2, warmup_pos=0.0, warmup_kimg=0.0, K=1).items()
+               if name in describe(method.Options)}
+    images = np.random.RandomState(9).randint(0, 256, (7, *SHAPE)).astype(np.uint8)
+    return method(network(), CLASSES, options=method.Options(batch=BATCH * replicas, **options), total_images=1000,
+                  **{"set_sizes": (12, 40), "calibration": (images, np.arange(7) % CLASSES), **arguments})
+
+
+def views_of(model, seed):
+    generator = np.random.RandomState(seed)
+    weak, strong = model.views_per_image if model.uses_unlabeled else (0, 0)
+    sizes = {"labeled": BATCH, "weak": 2 * BATCH * weak, "strong": 2 * BATCH * strong}
+    views = {name: tf.constant(generator.uniform(-1, 1, (n, *SHAPE)).astype(np.float32))
+             for name, n in sizes.items() if n}
+    if model.strong_labeled_too:
+        views["labeled_strong"] = views["labeled"] + 0.1
+    positions = np.random.RandomState(seed // 10).permutation(40).astype(np.int32)[seed % 10 * 2 * BATCH:][:2 * BATCH]
+    return views | {"label": tf.constant(generator.randint(0, CLASSES, BATCH), tf.int32),
+                    "labeled_index": tf.constant(generator.randint(0, 12, BATCH), tf.int32),
+                    "unlabeled_index": tf.constant(positions)}
+
+
+def joined(model, halves):
+    """The whole batch: views of one kind stay together."""
+    weak, strong = model.views_per_image if model.uses_unlabeled else (0, 0)
+    kinds = {"labeled": 1, "labeled_strong": 1, "label": 1, "weak": weak, "strong": strong, "labeled_index": 1,
+             "unlabeled_index": 1}
+    return {name: tf.concat([part for k in range(kinds[name]) for part in
+                             (tf.split(half[name], kinds[name])[k] for half in halves)], 0) for name in halves[0]}
+
+
+def on_two_replicas(method, network, *updates, **arguments):
+    """The state after updates on two replicas, each with its half of the views."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        model = make(method, network, replicas=2, **arguments)
+    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
+    for halves in updates:
+        train(strategy.experimental_distribute_values_from_function(
+            lambda context, halves=halves: halves[context.replica_id_in_sync_group]))
+    return state_of(model)
+
+
+def state_of(model):
+    return [v.numpy() for v in tf.nest.flatten(model.checkpoint_items())]
+
+
+def assert_states_agree(found, wanted, before, atol=1e-7):
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=atol)
+    assert any(np.abs(new - old).max() > 1e-6 for new, old in zip(wanted, before, strict=True))
+
+
+OWN = ("enaet", "meta_pseudo_labels")  # need networks that their own tests have
+# Ranks each replica's images among themselves; needs a feature map, and so a network with batch normalisation.
+APART = ("rerankmatch", "crmatch")
+
+
+@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
+                                    for module in METHODS if module not in OWN
+                                    and not cssl.method(module).communicates])
+def test_two_replicas_average_two_single_ones(module):
+    """Any method, random draws and batch normalisation included: each replica has seeds of its own."""
+    method = cssl.method(module)
+    # Biases before batch normalisation have no gradient but rounding, which Adam blows up to full steps.
+    network = Plain if isinstance(method.optimizer_rule, optim.Adam) else residual_net
+    single = make(method, network, replicas=2)
+    halves, before = [views_of(single, seed) for seed in (0, 1)], state_of(single)
+    key = tf.constant([0, 0], tf.int64)
+    results = [single._compute_gradients(half, fold_in(fold_in(key, replica), 2), single.read_state())
+               for replica, half in enumerate(halves)]
+    mean = tf.nest.map_structure(lambda a, b: (a + b) / 2, *results)
+    single._gradients = lambda views, state: mean
+    single.train_on_views(halves[0])
+    # VAT's direction is a small difference of float32 predictions, which eager and compiled code round differently.
+    atol = 2e-5 if module == "vat" else 1e-7
+    assert_states_agree(on_two_replicas(method, network, halves), state_of(single), before, atol)
+
+
+class PlainEmbedding(Plain):
+    """The same with its hidden layer as the embedding."""
+
+    def call(self, images, training=False, seed=None, outputs=None):
+        embedding = self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)]))
+        found = {"logits": self.classifier(embedding), "embedding": embedding}
+        return found["logits"] if outputs is None else tuple(found[name] for name in outputs)
+
+
+# Replicas draw other numbers than one alone.
+RANDOM = ("fully_supervised_mixup", "ict", "mixmatch", "mixup", "remixmatch", "upsmatch", "vat")
+
+
+@pytest.mark.parametrize("module", [module for module in METHODS if module not in RANDOM + APART + OWN])
+def test_two_replicas_do_what_one_does_with_the_whole_batch(module):
+    method = cssl.method(module)
+    network = PlainEmbedding if method.communicates else Plain
+    single = make(method, network, replicas=2)
+    updates, before = [[views_of(single, 10 * i + half) for half in (0, 1)] for i in range(2)], state_of(single)
+    updates = updates if method.communicates else updates[:1]  # what the first leaves behind counts in the second
+    for halves in updates:
+        single.train_on_views(joined(single, halves))
+    # Sums over replicas in another order: units of 1e-7 of numbers around 1, which a second update multiplies.
+    assert_states_agree(on_two_replicas(method, network, *updates), state_of(single), before,
+                        atol=3e-6 if method.communicates else 1e-7)
+
+
+class Bank(SSLModel):
+    """State of every kind: a queue of embeddings, a counter, a class per unlabelled image, a moving average."""
+
+    views_per_image = (1, 0)
+
+    def initial_state(self):
+        return {"queue": Equal(np.zeros((20, 6), np.float32)), "count": np.zeros((), np.int32),
+                "chosen": np.full(self.num_unlabeled, -1, np.int64), "mean": np.zeros(CLASSES, np.float32)}
+
+    def compute_losses(self, views, step):
+        logits, embedding = step.forward(views["weak"], outputs=("logits", "embedding"))
+        p = tf.nn.softmax(logits)
+        rows, state = step.gather(embedding), step.state
+        step.new_state |= {
+            "queue": tf.concat([state["queue"], tf.stop_gradient(rows)], 0)[-20:],
+            "count": state["count"] + rows.shape[0], "mean": 0.9 * state["mean"] + 0.1 * tf.reduce_mean(p, 0),
+            "chosen": tf.tensor_scatter_nd_update(state["chosen"], step.gather(views["unlabeled_index"])[:, None],
+                                                  step.gather(tf.argmax(p, -1)))}
+        everywhere = step.mean(tf.reduce_mean(p, 0))  # gradients flow through both kinds of communication
+        spread = tf.reduce_sum(everywhere * tf.math.log(everywhere))
+        likeness = tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2)
+        return self.labeled_cross_entropy(views, step) + spread + likeness, {}
+
+
+def bank_views(model, update):
+    """Two halves of a batch; their unlabelled images are not the same."""
+    positions = np.random.RandomState(update).permutation(40)[:4 * BATCH].astype(np.int32)
+    return [views_of(model, 10 * update + half) | {"unlabeled_index": tf.constant(part)}
+            for half, part in enumerate(np.split(positions, 2))]
+
+
+def test_state_of_any_kind_is_the_same_on_two_replicas():
+    single = make(Bank, PlainEmbedding, replicas=2, set_sizes=(8, 40))
+    updates, before = [bank_views(single, update) for update in range(2)], state_of(single)
+    for halves in updates:
+        single.train_on_views(joined(single, halves))
+    found = on_two_replicas(Bank, PlainEmbedding, *updates, set_sizes=(8, 40))
+    assert_states_agree(found, state_of(single), before, atol=1e-6)
+    state = {name: v.numpy() for name, v in single.method_state.items()}
+    assert state["count"] == 32 and state["count"].dtype == np.int32
+    assert state["chosen"].dtype == np.int64
+    seen = np.concatenate([half["unlabeled_index"] for halves in updates for half in halves])
+    np.testing.assert_array_equal(np.flatnonzero(state["chosen"] >= 0), np.unique(seen))
+    assert np.abs(state["queue"]).min() > 0 and 0.1 < state["mean"].sum() < 0.2
+
+
+def test_communication_cannot_be_compiled():
+    halves = bank_views(make(Bank, PlainEmbedding, set_sizes=(8, 40)), 0)
+    with pytest.raises(ValueError, match="--jit cannot compile Bank's communication between 2 replicas; leave it out"):
+        on_two_replicas(Bank, PlainEmbedding, halves, set_sizes=(8, 40), jit=True)
+    make(Bank, PlainEmbedding, set_sizes=(8, 40), jit=True).train_on_views(halves[0])  # one replica has none
+
+
+def test_every_method_is_documented():
+    text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    for name, module in cssl.methods().items():
+        assert f"| [{name}](#{name.lower()}) |" in text and f"| `python -m cssl.{module}` |" in text, name
+        assert f"### {name}\n" in text and f"[cssl/{module}.py](../cssl/{module}.py)" in text, name

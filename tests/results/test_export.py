@@ -1,0 +1,334 @@
+"""Exports: plain Keras layers, the SavedModel bit by bit, Pillow's resizing in a graph, calibration, all or nothing."""
+import io
+import json
+import math
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ENVIRONMENT, ROOT
+from helpers import code_blocks
+from PIL import Image
+
+import cssl
+from cssl import CSSL, RunConfig
+from cssl.tools import export as tool
+from cssl.tools import predict as predict_tool
+from libml import experiment, networks
+from libml.data import DataFacts, sources
+from libml.errors import UserError
+from libml.results import calibration, export, metrics, predict
+from libml.run import RunFolder
+from libml.train import checkpoint_of
+
+# A program that has never heard of this one: it writes what each file of an export predicts.
+STRANGER = """
+import json, sys
+import numpy as np, tensorflow as tf
+folder, images = sys.argv[1], np.load(sys.argv[2])
+loaded = tf.saved_model.load(folder + "/saved_model")
+found = loaded.signatures["serving_default"](images=tf.constant(images))
+found = {"saved_" + name: value.numpy() for name, value in found.items()}
+encoded = [open(file, "rb").read() for file in sys.argv[4:]]
+found["bytes_logits"] = loaded.signatures["bytes"](bytes=tf.constant(encoded))["logits"].numpy()
+found["names"] = loaded.class_names.numpy()
+found |= {"keras_" + name: np.asarray(value) for name, value in
+          tf.keras.models.load_model(folder + "/model.keras")(images).items()}
+interpreter = tf.lite.Interpreter(folder + "/model.tflite")
+interpreter.resize_tensor_input(interpreter.get_input_details()[0]["index"], images.shape)
+found |= {"tflite_" + name: value for name, value in interpreter.get_signature_runner()(images=images).items()}
+assert not {"cssl", "libml"} & set(sys.modules)
+np.savez(sys.argv[3], **{name: value.astype("S") if value.dtype == object else value for name, value in found.items()})
+"""
+
+
+@pytest.fixture(scope="module")
+def images(shipped) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(file)) for file in predict.find_files([shipped.images / "test"])])
+
+
+@pytest.fixture(scope="module")
+def described(exported) -> dict:
+    return json.loads((exported / "export.json").read_text())
+
+
+@pytest.mark.parametrize("arch, options", [("resnet", {}), ("resnet", {"repeat": 2, "scales": 1}), ("cnn13", {}),
+                                           ("shake", {}), ("mcdropresnet", {"dropout": 0.3})])
+def test_plain_layers_compute_the_same(arch, options):
+    settings = {"repeat": 1, "scales": 3} | options
+    network = networks.build(arch, num_classes=5, image_shape=(15, 16, 3), filters=4, seed=1, **settings)
+    rng = np.random.default_rng(0)
+    for variable in network.variables:  # nothing is at its initial 0 or 1
+        noise = rng.normal(size=variable.shape) * 0.2
+        variable.assign(np.abs(variable + noise) + 0.1 if "variance" in variable.name else variable + noise)
+    inputs = keras.Input((15, 16, 3))
+    plain = keras.Model(inputs, export.plain_logits(network, inputs))
+    x = rng.uniform(-1, 1, (3, 15, 16, 3)).astype(np.float32)
+    expected = network(x).numpy()
+    assert np.ptp(expected) > 0.1
+    # Batch normalisation is x * s + (b - m * s) in Keras and (x - m) * s + b here: rounding, relative to the size.
+    np.testing.assert_allclose(plain(x), expected, atol=2e-5 * np.abs(expected).max())
+    assert all(type(layer).__module__.startswith("keras.") for layer in plain.layers)
+    assert networks.count_weights(plain) == networks.count_weights(network)
+
+
+def test_networks_of_keras_layers_and_with_heads_are_copied():
+    own = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(),
+                            keras.layers.GlobalMaxPooling2D(), keras.layers.Dense(3)])
+    headed = networks.Heads(networks.build("resnet", num_classes=3, image_shape=(8, 8, 3), filters=4, repeat=1,
+                                           scales=1, seed=0), {"rotation": 4}, seed=0)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
+    for network in (own, headed):
+        inputs = keras.Input((8, 8, 3))
+        plain = keras.Model(inputs, export.plain_logits(network, inputs))
+        np.testing.assert_allclose(plain(x), network(x), atol=1e-5)
+
+    class Strange(keras.Model):
+        """Not made of layers that are known here."""
+
+    with pytest.raises(UserError, match="no form of Strange in plain Keras layers"):
+        export.plain_logits(Strange(), keras.Input((8, 8, 3)))
+
+
+@pytest.mark.slow
+def test_a_program_without_this_one_loads_it(shipped, exported, described, images, tmp_path):
+    np.save(tmp_path / "images.npy", images)
+    files = predict.find_files([shipped.images / "test"])
+    subprocess.run([sys.executable, "-c", STRANGER, exported, tmp_path / "images.npy", tmp_path / "found.npz", *files],
+                   check=True, cwd=tmp_path, capture_output=True, timeout=300,
+                   env={**ENVIRONMENT, "PYTHONPATH": "", "TF_ENABLE_ONEDNN_OPTS": "0"})
+    found = np.load(tmp_path / "found.npz")
+    run = cssl.classifier(shipped.run)
+    expected, _ = run(images, len(images))
+    np.testing.assert_array_equal(found["saved_logits"], expected)  # bit by bit, in batches of one size
+    np.testing.assert_array_equal(found["bytes_logits"], expected)  # PNG files of the right size
+    # Other orders of the same sums; Pillow-free, as the images have the right size.
+    np.testing.assert_allclose(found["keras_logits"], expected, atol=2e-5)
+    np.testing.assert_allclose(found["tflite_logits"], expected, atol=2e-5)
+    assert described["temperature"] != 1
+    p = calibration.probabilities(expected, described["temperature"])
+    for form in ("saved", "keras", "tflite"):
+        np.testing.assert_allclose(found[f"{form}_probabilities"], p, atol=5e-6)
+    names = json.loads((exported / "classes.json").read_text())
+    assert [name.decode() for name in found["names"]] == names == run.class_names
+    assert [name.decode() for name in found["saved_classes"]] == [names[c] for c in expected.argmax(1)]
+
+
+def test_predict_takes_an_export(shipped, exported, described, program):
+    ours, theirs = (cssl.predict(place, shipped.images / "test") for place in (shipped.run, exported))
+    np.testing.assert_array_equal(theirs.logits, ours.logits)
+    np.testing.assert_allclose(theirs.probabilities, calibration.probabilities(ours.logits, described["temperature"]),
+                               atol=1e-6)
+    for mine, same in zip(ours.credal(), theirs.credal(), strict=True):
+        np.testing.assert_array_equal(mine, same)
+    done = program(predict_tool.main, exported, shipped.images / "test", "--coverage=0.9", "--json")
+    record = json.loads(done.stdout)[0]
+    threshold = np.sort(described["conformity_scores"])[math.ceil(61 * 0.9) - 1]
+    names = theirs.classifier.class_names
+    assert record["set"] == [names[c] for c in range(10) if 1 - float(theirs.probabilities[0, c]) <= threshold]
+
+
+def test_the_temperature_is_fitted_on_validation_images(shipped, described):
+    data = experiment.load(cssl._find(shipped.run)[0])
+    classifier = cssl.classifier(shipped.run)
+    for part, (images, labels) in {"valid": (data.images[np.sort(data.valid)], data.labels[np.sort(data.valid)]),
+                                   "test": (data.test_images, data.test_labels)}.items():
+        logits, _ = classifier(images)
+        if part == "valid":
+            assert described["temperature"] == pytest.approx(calibration.fit_temperature(logits, labels), rel=1e-9)
+            assert described["calibration"].endswith("fitted on 60 validation images")
+        for when, t in (("before", 1.0), ("after", described["temperature"])):
+            z = logits.astype(np.float64) / t
+            p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+            assert described["scores"][part][when] == pytest.approx(metrics.scores(p, labels), rel=1e-9)
+    valid = described["scores"]["valid"]
+    assert valid["after"]["nll"] < valid["before"]["nll"] and valid["after"]["accuracy"] == valid["before"]["accuracy"]
+    assert described["scores"]["test"]["before"]["accuracy"] == pytest.approx(cssl.evaluate(shipped.run)["accuracy"])
+
+
+def test_what_an_export_says_of_itself(shipped, described):
+    assert described["method"] == "CSSL" and described["updates"] == 48 and described["image_shape"] == [16, 16, 3]
+    assert described["run"] == str(shipped.run.resolve()) and described["commit"]
+    assert described["credal"]["alpha_bound"] == 0.05 and len(described["credal"]["mean_prediction"]) == 10
+    differences = described["largest_difference_of_a_probability"]
+    assert set(differences) == {"saved_model", "model.keras", "model.tflite"}
+    assert all(0 <= value < 1e-5 for value in differences.values())
+
+
+def test_an_export_is_replaced_whole_or_not_at_all(shipped, exported, described, program, tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "thesis.tex").write_text("do not lose me")
+    assert "is no export (it holds thesis.tex)" in program(tool.main, shipped.run, "-o", target, "--force",
+                                                           code=2).stderr
+    assert [path.name for path in target.iterdir()] == ["thesis.tex"] and [path.name for path in
+                                                                           tmp_path.iterdir()] == ["model"]
+    assert "holds an export already. --force" in program(tool.main, shipped.run, "-o", exported, code=2).stderr
+    assert "is no export (it holds" in program(tool.main, shipped.run, "-o", shipped.run, "--force", code=2).stderr
+    (target / "thesis.tex").rename(target / "export.json")
+    kept = shipped.images.with_name("elsewhere")
+    shipped.images.rename(kept)  # the export of a run whose dataset is gone is not calibrated, and says so
+    try:
+        done = program(tool.main, shipped.run, "-o", target, "--force")
+    finally:
+        kept.rename(shipped.images)
+    assert "temperature 1, not calibrated: " in done.stdout and str(target) in done.stdout
+    again = json.loads((target / "export.json").read_text())
+    assert again["temperature"] == 1 and again["scores"] == {} and again["class_names"] == described["class_names"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing is left behind
+    ours, theirs = (cssl.predict(place, kept.with_name("images") / "test") for place in (shipped.run, target))
+    np.testing.assert_array_equal(theirs.probabilities, ours.probabilities)  # with temperature 1, bit by bit
+    with pytest.raises(UserError, match="need 9 validation images .* there are 0"):
+        theirs.sets(0.9)
+
+
+def test_a_difference_is_not_written(shipped, tmp_path, monkeypatch):
+    real = export.plain_model
+    monkeypatch.setattr(export, "plain_model", lambda model, shape, temperature: real(model, shape, 5 * temperature))
+    with pytest.raises(UserError, match="model.keras differs from the run by 0"):
+        cssl.export(shipped.run, tmp_path / "model", temperature=1.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_input_is_one_line(shipped, exported, described, program, tmp_path):
+    def error(*arguments, main=tool.main):
+        return program(main, *arguments, code=2).stderr
+
+    new = tmp_path / "new"
+    assert "No checkpoint at" in error(tmp_path, "-o", new)
+    assert "expected a number, such as 1" in error(shipped.run, "-o", new, "--temperature=warm")
+    for wrong in ("0", "-1", "nan", "inf"):
+        assert "expected 0.05 to 20" in error(shipped.run, "-o", new, f"--temperature={wrong}")
+    assert "pip install tf2onnx" in error(shipped.run, "-o", new, "--onnx")
+    assert "Cannot write" in error(shipped.run, "-o", "/proc/model")
+    assert not new.exists()
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for text in ("{", "{}", "[]", json.dumps(described | {"image_shape": 3})):
+        (broken / "export.json").write_text(text)
+        assert "does not describe an export" in error(broken, shipped.images, main=predict_tool.main)
+    (broken / "export.json").write_text(json.dumps(described))
+    assert "cannot be read" in error(broken, shipped.images, main=predict_tool.main)
+    (broken / "saved_model").symlink_to(exported / "saved_model")
+    (broken / "export.json").write_text(json.dumps(described | {"class_names": ["cat", "dog"]}))
+    assert "2 classes and images of (16, 16, 3), the SavedModel beside it of 10" in error(
+        broken, shipped.images, main=predict_tool.main)
+    (broken / "saved_model").unlink()
+    (broken / "saved_model").mkdir()
+    whole = (exported / "saved_model/saved_model.pb").read_bytes()
+    (broken / "saved_model/saved_model.pb").write_bytes(whole[:len(whole) // 2])
+    (broken / "export.json").write_text(json.dumps(described))
+    assert "cannot be read" in error(broken, shipped.images, main=predict_tool.main)
+
+
+def test_half_precision_is_exported_in_float32(tmp_path):
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", filters=4, repeat=1, scales=1, mixed_precision="float16",
+                          augment="d.d.x", train_dir=str(tmp_path))
+    facts = DataFacts([str(c) for c in range(10)], (16, 16, 3), (40, 1337), False)
+    model = experiment.build(config, facts)
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(config, {}, facts.to_dict())
+    prefix = checkpoint_of(model).write(folder.checkpoint(0))
+    single = experiment.restore(config.replace(mixed_precision="off"), prefix).model
+    x = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype(np.float32)
+    export.use_averages(single)
+    inputs = keras.Input((16, 16, 3))
+    expected = keras.Model(inputs, export.plain_logits(model.network, inputs))(x)  # the same weights, all in float32
+    np.testing.assert_allclose(single.infer(x), expected, atol=1e-5)
+    assert 1e-5 < np.abs(model.infer(x) - expected).max() < 0.1  # half precision is seen, and is no other model
+    assert {layer.compute_dtype for layer in single.network.blocks} == {"float32"}
+
+
+@pytest.mark.slow
+def test_the_document_runs_as_written(shipped, program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, place in {"RUN": shipped.run, "photos": shipped.images / "test",
+                        "photo.png": predict.find_files([shipped.images])[0]}.items():
+        Path(name).symlink_to(place)
+    blocks = code_blocks(ROOT / "docs/predict_export.md")
+    mains = {"cssl-predict": predict_tool.main, "cssl-export": tool.main}
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "docs/predict_export.md", "exec"), {})
+        else:
+            for line in block.splitlines():
+                python, script, *arguments = shlex.split(line)
+                assert python == "python" and program(mains[script], *arguments)
+    assert Path("predictions.csv").read_text().startswith("file,class,probability\nphotos/")
+    assert len(blocks) == 6 and Path("uncertain.png").exists()
+    assert {path.name for path in Path("model").iterdir()} == {
+        "saved_model", "model.keras", "model.tflite", "classes.json", "export.json"}
+
+
+# Resizing as Pillow does it.
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def resize():
+    spec = [tf.TensorSpec([None, None, 3], tf.uint8)]
+    return {size: tf.function(lambda x, size=size: export.resize_as_pillow(x, *size), input_signature=spec)
+            for size in ((16, 16), (12, 20))}
+
+
+@pytest.mark.parametrize("extent", [1, 2, 5, 11, 15, 16, 17, 31, 33, 64, 100, 237])
+def test_one_axis_is_pillows_bit_by_bit(resize, extent):
+    wide, tall = noise(16, extent), noise(extent, 16)
+    for image in (wide, tall):
+        np.testing.assert_array_equal(resize[16, 16](image), sources.resize(Image.fromarray(image), 16))
+
+
+@pytest.mark.parametrize("height, width", [(16, 16), (12, 20), (7, 9), (40, 30), (30, 40), (90, 17), (240, 320)])
+def test_both_axes_are_two_of_pillows_passes(resize, height, width):
+    image = noise(height, width)
+    for (to_height, to_width), function in resize.items():
+        # Columns first. Since version 13 Pillow chooses which axis comes first, so it is asked for one at a time.
+        pillow = Image.fromarray(image).resize((to_width, height), Image.Resampling.BICUBIC)
+        pillow = pillow.resize((to_width, to_height), Image.Resampling.BICUBIC)
+        np.testing.assert_array_equal(function(image), np.asarray(pillow))
+
+
+@pytest.mark.parametrize("kind", ["grey", "colour", "alpha", "palette", "16 bits", "jpeg", "grey jpeg", "fine jpeg"])
+def test_files_decode_as_pillow_decodes_them(kind):
+    image = Image.fromarray(noise(6, 7)).resize((16, 16), Image.Resampling.BICUBIC)
+    modes = {"grey": "L", "alpha": "RGBA", "palette": "P", "grey jpeg": "L"}
+    image = image.convert(modes.get(kind, "RGB"))
+    if kind == "16 bits":
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 65536, (16, 16)).astype(np.uint16))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG" if "jpeg" in kind else "PNG", **({"quality": 98, "subsampling": 0} if "fine" in kind
+                                                               else {}))
+    with Image.open(io.BytesIO(buffer.getvalue())) as stored:
+        expected = sources.resize(stored, 16)
+    np.testing.assert_array_equal(export.decode(tf.constant(buffer.getvalue()), 16, 16), expected)
+
+
+@pytest.mark.parametrize("arch", [
+    "keras:MobileNetV2,alpha=0.35", pytest.param("keras:ResNet50", marks=pytest.mark.slow),
+    pytest.param("keras:DenseNet121", marks=pytest.mark.slow)])
+def test_ready_networks_as_plain_layers(arch):
+    """One of each kind of preprocessing: to [-1, 1]; BGR without means; by means and deviations."""
+    network = networks.build(arch, num_classes=4, image_shape=(20, 20, 3), input_size=32, seed=0)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 20, 20, 3)).astype(np.float32)
+    inputs = keras.Input((20, 20, 3))
+    plain = keras.Model(inputs, export.plain_logits(network, inputs))
+    assert not any(type(layer).__module__.startswith("libml") for layer in plain.layers)
+    np.testing.assert_allclose(plain(x), network(x), rtol=1e-4, atol=1e-4)  # other sums, through up to 120 layers
+
+
+def test_networks_with_parts_that_only_train():
+    """The student of two networks, the classifier beside decoders."""
+    network = networks.build("resnet", num_classes=4, image_shape=(8, 8, 3), filters=4, repeat=1, scales=2, seed=0)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
+    for whole in (networks.TeacherAndStudent(network, network.twin(1)),
+                  networks.Decoders(network, {"turn": 2}, seed=0)):
+        inputs = keras.Input((8, 8, 3))
+        np.testing.assert_allclose(keras.Model(inputs, export.plain_logits(whole, inputs))(x), network(x), atol=1e-5)

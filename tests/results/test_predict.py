@@ -1,0 +1,335 @@
+"""Predictions for files, without the dataset: whose they are, what is said of them, and what cannot be read."""
+import csv
+import io
+import json
+import math
+import os
+import runpy
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+from helpers import invoke
+from PIL import Image
+
+import cssl
+from cssl import CSSL, from_arrays
+from cssl.tools import predict as tool
+from libml import experiment
+from libml.data import DataFacts, sources
+from libml.errors import UserError
+from libml.results import calibration
+from libml.results import predict as library
+
+
+@pytest.fixture(scope="module")
+def predictions(shipped):
+    """Those of the run for its own test files."""
+    return cssl.predict(shipped.run, shipped.images / "test")
+
+
+def rows(text: str) -> list[dict]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def test_files_get_the_probabilities_of_the_last_report(shipped, predictions):
+    stored = np.load(shipped.run / "stats/predictions.npz")  # written in training, of all test images in this order
+    assert len(predictions.files) == 60 and not predictions.unreadable
+    # Other batches, hence other sums in the last dense layer: the last bits may differ.
+    np.testing.assert_allclose(predictions.probabilities, stored["probabilities"], atol=1e-6)
+    truth = [Path(file).parent.name for file in predictions.files]
+    assert [predictions.classifier.class_names[label] for label in stored["labels"]] == truth
+    assert np.mean(np.array(predictions.classes) == truth) * 100 == pytest.approx(
+        cssl.evaluate(shipped.run)["accuracy"])
+
+
+def test_a_run_needs_no_images_to_predict(shipped, predictions, program):
+    kept = shipped.images.with_name("elsewhere")
+    shipped.images.rename(kept)
+    try:
+        again = cssl.predict(shipped.run, kept / "test")
+        np.testing.assert_array_equal(again.logits, predictions.logits)
+        assert "folder `train`" in program(tool.main, shipped.run, kept / "test", "--coverage=0.9", code=2).stderr
+    finally:
+        kept.rename(shipped.images)
+
+
+def test_what_is_stored_is_enough_to_rebuild_the_model(shipped):
+    stored = json.loads((shipped.run / "args/data.json").read_text())
+    assert stored["class_names"][:3] == ["eight", "five", "four"] and stored["image_shape"] == [16, 16, 3]
+    assert stored["set_sizes"] == [60, 240] and stored["mirror"] is True
+    config, _ = cssl._find(shipped.run)
+    data = experiment.load(config)
+    pixels = np.asarray(data.images[data.unlabeled], np.float32) / 127.5 - 1
+    facts = DataFacts.from_dict(stored)
+    np.testing.assert_array_equal(facts.image_statistics[0], pixels.mean((0, 1, 2)))  # bit by bit through JSON
+    np.testing.assert_array_equal(facts.image_statistics[1], pixels.std((0, 1, 2)))
+    assert facts.to_dict() == stored
+
+
+def test_older_runs_load_their_dataset(shipped, predictions, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(shipped.run, run)
+    (run / "args/data.json").unlink()
+    np.testing.assert_array_equal(cssl.predict(run, predictions.files).logits, predictions.logits)
+    (run / "args/data.json").write_text("{}")
+    with pytest.raises(UserError, match="data.json does not describe a dataset"):
+        cssl.predict(run, predictions.files)
+
+
+def test_the_tables_columns(shipped, predictions, program, tmp_path):
+    folder = shipped.images / "test"
+    found = rows(program(tool.main, shipped.run, folder, "--all").stdout)
+    assert list(found[0])[:3] == ["file", "class", "probability"]
+    assert list(found[0])[3:] == [f"p_{name}" for name in predictions.classifier.class_names]
+    np.testing.assert_array_equal([[np.float32(row[f"p_{name}"]) for name in predictions.classifier.class_names]
+                                   for row in found], predictions.probabilities)  # short, and yet exact
+    assert [row["class"] for row in found] == predictions.classes
+    program(tool.main, shipped.run, folder, "--all", f"--csv={tmp_path / 'x.csv'}")
+    assert rows((tmp_path / "x.csv").read_text()) == found
+    listed = json.loads(program(tool.main, shipped.run, folder, "--json", "--sort=uncertainty").stdout)
+    certain = [record["probability"] for record in listed]
+    assert certain == sorted(certain) and {record["file"] for record in listed} == set(predictions.files)
+    assert np.float32(certain[0]) == predictions.probabilities.max(1).min()
+
+
+def test_credal_sets_are_those_of_training(shipped, predictions, program):
+    found = rows(program(tool.main, shipped.run, shipped.images / "test", "--credal").stdout)
+    reader = tf.train.load_checkpoint(str(shipped.run / "tf"))
+    name = next(name for name in reader.get_variable_to_shape_map() if name.startswith("predictions/"))
+    p_model = reader.get_tensor(name).astype(np.float64).mean(0)
+    assert np.abs(p_model - 0.1).max() > 0.005  # training has moved it: alignment is visible
+    q = softmax(predictions.logits.astype(np.float64))
+    a = q * (1e-6 + 0.1) / (1e-6 + p_model / p_model.sum())
+    a /= a.sum(1, keepdims=True)
+    alpha = np.clip(1 - a.max(1), 0.05, 1)  # the run's alpha_bound
+    np.testing.assert_allclose([float(row["alpha"]) for row in found], alpha, atol=1e-5)  # float32
+    names = predictions.classifier.class_names
+    assert [row["credal_class"] for row in found] == [names[y] for y in q.argmax(1)]
+    first = found[0]
+    assert first["credal_set"] == f"p({first['credal_class']}) >= {1 - float(first['alpha']):.4g}"
+
+
+def test_the_rule_of_other_methods():
+    logits = np.log(np.array([[0.6, 0.4], [0.1, 0.9]], np.float32))
+    y, alpha = library.CredalRule()(logits)
+    np.testing.assert_array_equal(y, [0, 1])
+    np.testing.assert_allclose(alpha, [0.4, 0.1], atol=1e-6)
+    aligned = dict(mean_prediction=[0.8, 0.2], class_prior=[0.5, 0.5])
+    np.testing.assert_array_equal(library.CredalRule(**aligned)(logits)[0], [0, 1])
+    y, alpha = library.CredalRule(**aligned, reference="aligned")(logits)
+    np.testing.assert_array_equal(y, [1, 1])  # 0.6 / 0.8 against 0.4 / 0.2
+    np.testing.assert_allclose(alpha, [0.75 / 2.75, (0.1 / 0.8) / (0.1 / 0.8 + 0.9 / 0.2)], atol=1e-5)
+
+
+def test_conformal_sets_of_a_run(shipped, predictions, program):
+    folder = shipped.images / "test"
+    found = rows(program(tool.main, shipped.run, folder, "--coverage=0.9").stdout)
+    data = experiment.load(cssl._find(shipped.run)[0])
+    assert not set(data.valid) & set(data.labeled)
+    p = predictions.classifier(data.images[data.valid])[1].astype(np.float64)
+    scores = np.sort(1 - p[np.arange(60), data.labels[data.valid]])
+    threshold = scores[math.ceil(61 * 0.9) - 1]
+    names = predictions.classifier.class_names
+    expected = ["|".join(names[c] for c in range(10) if 1 - float(row[c]) <= threshold)
+                for row in predictions.probabilities]
+    assert [row["set"] for row in found] == expected
+    assert len({row["set"] for row in found}) > 1
+    error = program(tool.main, shipped.run, folder, "--coverage=0.99", code=2).stderr
+    assert "need 99 validation images that were not trained on; there are 60" in error
+    for wrong in ("0", "1.5", "much"):
+        assert "between 0 and 1" in program(tool.main, shipped.run, folder, f"--coverage={wrong}", code=2).stderr
+
+
+@pytest.mark.parametrize("n, coverage, rank", [(9, 0.9, 9), (19, 0.9, 18), (99, 0.99, 99), (10, 0.5, 6)])
+def test_the_finite_sample_quantile(n, coverage, rank):
+    scores = np.random.default_rng(0).permutation(n) / n
+    assert calibration.conformal_threshold(scores, coverage) == (rank - 1) / n
+    needed = math.ceil(coverage / (1 - coverage) - 1e-9)
+    calibration.conformal_threshold(np.zeros(needed), coverage)
+    with pytest.raises(UserError, match=f"need {needed} "):
+        calibration.conformal_threshold(np.zeros(needed - 1), coverage)
+
+
+def test_sets_cover_as_promised():
+    rng, n, draws, coverage = np.random.default_rng(1), 30, 4000, 0.8
+    p = rng.dirichlet(np.full(5, 0.7), (draws, n + 1))
+    labels = (rng.random((draws, n + 1, 1)) > np.cumsum(p, -1)).sum(-1)
+    hits = []
+    for distribution, label in zip(p, labels, strict=True):
+        threshold = calibration.conformal_threshold(
+            calibration.conformity_scores(distribution[:n], label[:n]), coverage)
+        hits.append(calibration.prediction_sets(distribution[n:], threshold)[0, label[n]])
+    # Between coverage and coverage + 1 / (n + 1) in expectation; four standard errors of 4000 draws are 0.025.
+    assert coverage - 0.025 < np.mean(hits) < coverage + 1 / (n + 1) + 0.025
+
+
+def test_temperature_minimises_the_likelihood():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4000, 6)) * 2
+    labels = (rng.random((4000, 1)) > np.cumsum(softmax(z / 1.7), 1)).sum(1)
+    found = calibration.fit_temperature(z, labels)
+    assert found == pytest.approx(1.7, rel=0.05)  # its standard error is about 2 %
+    grid = np.linspace(0.5, 4, 3501)
+    losses = [-np.log(softmax(z / t)[np.arange(4000), labels]).mean() for t in grid]
+    assert found == pytest.approx(grid[np.argmin(losses)], abs=0.001)  # the grid's step
+    assert calibration.nll(z, labels, found) <= min(losses) + 1e-12
+    assert calibration.fit_temperature(z, z.argmin(1)) == calibration.HIGHEST
+    assert calibration.fit_temperature(z, z.argmax(1)) == calibration.LOWEST
+
+
+def test_no_temperature_where_images_cannot_tell_it():
+    z = np.random.default_rng(0).normal(size=(60, 4))
+    wrong = (z.argmax(1) + 1) % 4
+    assert calibration.choose_temperature(z[:49], wrong[:49]) == (
+        1.0, "temperature 1: 49 validation images are too few to fit one, it takes 50 (the number behind the dash of "
+        "the dataset's name)")
+    assert calibration.choose_temperature(z, z.argmax(1))[0] == 1 and calibration.choose_temperature(z, wrong)[0] > 1
+
+
+def test_published_splits_calibrate_on_images_that_were_not_trained_on():
+    data = cssl.load("digits.1@40-100", "")
+    images, labels = data.held_out()
+    shared = np.intersect1d(data.valid, data.labeled)
+    assert len(shared) and len(labels) == 100 - len(shared) == len(images)
+
+
+def test_unreadable_files_are_listed_and_the_others_stay_in_order(shipped, predictions, program, tmp_path, monkeypatch):
+    for number, file in enumerate(predictions.files[:20]):
+        shutil.copy(file, tmp_path / f"{number:02d}.png")
+    (tmp_path / "03.png").write_bytes(Path(predictions.files[3]).read_bytes()[:60])
+    (tmp_path / "11.png").write_text("no image")
+    (tmp_path / "notes.txt").write_text("not looked at")
+    monkeypatch.setattr(library, "BATCH", 8)  # three batches
+    done = program(tool.main, shipped.run, tmp_path, tmp_path / "00.png")
+    found = rows(done.stdout)
+    kept = [number for number in range(20) if number not in (3, 11)]
+    assert [Path(row["file"]).name for row in found] == [f"{number:02d}.png" for number in kept]
+    np.testing.assert_allclose([float(row["probability"]) for row in found],
+                               predictions.probabilities.max(1)[kept], atol=1e-6)
+    assert done.stderr.splitlines()[-1] == "2 of 20 files could not be read."
+    assert [line.split(" (")[0] for line in done.stderr.splitlines()[:-1]] == [
+        f"unreadable: {tmp_path / name}" for name in ("03.png", "11.png")]
+    done = program(tool.main, shipped.run, tmp_path / "03.png", tmp_path / "11.png", code=2)
+    assert "None of the 2 files can be read" in done.stderr
+    assert "None of the 1 files" in program(tool.main, shipped.run, tmp_path / "notes.txt", code=2).stderr
+
+
+def test_names_of_files_keep_their_bytes(shipped, predictions, program, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9, \"new\".png"
+    shutil.copy(predictions.files[0], odd)
+    program(tool.main, shipped.run, os.fsdecode(odd), f"--csv={tmp_path / 'x.csv'}", f"--sheet={tmp_path / 'x.png'}")
+    with open(tmp_path / "x.csv", encoding="utf-8", errors="surrogateescape") as file:
+        assert [os.fsencode(row["file"]) for row in csv.DictReader(file)] == [odd]
+    assert "caf" in program(tool.main, shipped.run, os.fsdecode(odd), "--json").stdout
+
+
+def test_images_of_any_size_and_kind_are_resized_as_training_folders(shipped, tmp_path):
+    rng = np.random.default_rng(0)
+    colour = Image.fromarray(rng.integers(0, 256, (40, 25, 3), np.uint8))
+    colour.convert("L").save(tmp_path / "grey.png")
+    colour.convert("RGBA").save(tmp_path / "alpha.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright
+    colour.save(tmp_path / "turned.jpg", exif=exif)
+    found = cssl.predict(shipped.run, tmp_path)
+    assert [Path(file).name for file in found.files] == ["alpha.png", "grey.png", "turned.jpg"]
+    images = np.stack([sources._decode_file(Path(file), 16) for file in found.files])
+    np.testing.assert_array_equal(found.logits, found.classifier(images)[0])
+    wide = library.read_image(tmp_path / "alpha.png", 10, 20)
+    np.testing.assert_array_equal(wide, np.asarray(colour.resize((20, 10), Image.Resampling.BICUBIC)))
+
+
+def test_batches_of_one_shape():
+    assert [library.batch_size(n) for n in (1, 8, 9, 200, 257, 100_000)] == [8, 8, 16, 256, 256, 256]
+    shapes = []
+
+    def function(images):
+        shapes.append(tuple(images.shape))
+        return tf.cast(images[:, 0, 0, :2], tf.float32), tf.cast(images[:, 0, 0, 1:], tf.float32)
+
+    images = np.random.default_rng(0).integers(0, 256, (600, 2, 2, 3), np.uint8)
+    logits, probabilities = library.Classifier("", ["a", "b"], (2, 2, 3), function, library.CredalRule(), list)(images)
+    assert shapes == [(256, 2, 2, 3)] * 3
+    np.testing.assert_array_equal(logits, images[:, 0, 0, :2])
+    np.testing.assert_array_equal(probabilities, images[:, 0, 0, 1:])
+
+
+def test_arrays_must_be_images_of_the_models_size(predictions):
+    for images in (np.zeros((2, 16, 16, 3), np.float32), np.zeros((2, 32, 32, 3), np.uint8), np.zeros(5)):
+        with pytest.raises(UserError, match=r"expected uint8 of shape \['N', 16, 16, 3\]"):
+            predictions.classifier(images)
+
+
+def test_the_sheet_shows_the_most_uncertain(shipped, program, tmp_path, monkeypatch):
+    shown = {}
+    from libml.results import plots
+
+    real = plots.plot_captioned
+    monkeypatch.setattr(plots, "plot_captioned", lambda images, captions: shown.update(
+        images=images, captions=captions) or real(images, captions))
+    done = program(tool.main, shipped.run, shipped.images / "test", "--sort=uncertainty",
+                   f"--sheet={tmp_path / 'sheet.png'}")
+    first = rows(done.stdout)[0]
+    assert len(shown["images"]) == 48
+    assert shown["captions"][0] == f"{first['class']} {float(first['probability']):.2f}\n{Path(first['file']).name}"
+    with Image.open(first["file"]) as image:
+        np.testing.assert_array_equal(shown["images"][0], np.asarray(image))
+    with Image.open(tmp_path / "sheet.png") as image:
+        assert image.width > 1000 and len(np.unique(np.asarray(image))) > 50
+
+
+def test_bad_input_is_one_line(shipped, program, tmp_path):
+    def error(*arguments):
+        return program(tool.main, *arguments, code=2).stderr
+
+    (tmp_path / "empty").mkdir()
+    assert "holds no image (.bmp" in error(shipped.run, tmp_path / "empty")
+    assert f"There is no {tmp_path / 'none'}" in error(shipped.run, tmp_path / "none")
+    assert "No checkpoint at" in error(tmp_path / "empty", shipped.images)
+    run = tmp_path / "run"
+    shutil.copytree(shipped.run / "args", run / "args")
+    assert "No checkpoint at" in error(run, shipped.images)
+    shutil.copytree(shipped.run / "tf", tmp_path / "loose/tf")
+    assert "is not in a run folder" in error(tmp_path / "loose/tf", shipped.images)
+    assert "Cannot write /proc/x.csv" in error(shipped.run, tmp_path / "none", "--csv=/proc/x.csv")  # said first
+    assert "is a folder" in error(shipped.run, tmp_path / "none", f"--sheet={tmp_path}")
+
+
+def test_other_classes_and_sizes_do_not_match(shipped):
+    digits = sources.digits()
+    part = digits.images[:100], digits.labels[:100], digits.test_images[:20], digits.test_labels[:20]
+    names = [f"class {c}" for c in range(10)]
+    with pytest.raises(UserError, match="do not match those of the model: class 0, class 1, .* instead of eight, five"):
+        cssl.evaluate(shipped.run, data=from_arrays(*part, class_names=names))
+    assert cssl.evaluate(shipped.run, data=from_arrays(*part))["accuracy"] >= 0  # unnamed
+    larger = [np.repeat(np.repeat(x, 2, 1), 2, 2) if x.ndim == 4 else x for x in part]
+    with pytest.raises(UserError, match=r"images of \(32, 32, 3\), the model was trained on images of \(16, 16, 3\)"):
+        cssl.evaluate(shipped.run, data=from_arrays(*larger))
+    two = [part[0], part[1] % 2, part[2], part[3] % 2]
+    with pytest.raises(UserError, match="do not match"):
+        cssl.evaluate(shipped.run, data=from_arrays(*two))
+
+
+def test_finished_runs_keep_what_describes_them(shipped):
+    before = (shipped.run / "args/data.json").read_bytes()
+    config, _ = cssl._find(shipped.run)
+    assert cssl.train(config).run.finished and (shipped.run / "args/data.json").read_bytes() == before
+    assert config.method is CSSL
+
+
+def test_the_benchmark_compares_equal_predictions(program):
+    script = ROOT / "scripts/lab/bench_predict.py"
+    done = invoke(lambda: runpy.run_path(str(script), run_name="__main__") and None, "--json", "--files=64",
+                  "--keras_files=4", "--rounds=2", "--filters=4", "--repeat=1", "--size=16")
+    result = json.loads(done.stdout)
+    assert result["largest_difference_of_a_logit"] < 1e-5  # batches of other sizes
+    assert result["ratio"] > 5  # with so small a network calls are all that counts: some hundred

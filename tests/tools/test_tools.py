@@ -1,0 +1,107 @@
+"""The tools: what they need to start, how they are installed, and a metric that they learn from its one entry."""
+import importlib.util
+import runpy
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from helpers import invoke, write_run
+
+import cssl
+from cssl import tools
+from libml.results import metrics
+
+RUN = """
+import sys
+sys.argv[0] = "cssl-" + {tool!r}
+from cssl.tools import console
+try:
+    console()
+finally:
+    assert not {{"tensorflow", "keras"}} & set(sys.modules), "TensorFlow was imported"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder, [90.0] * 4, stats=True)
+    return folder
+
+
+def test_every_module_is_a_tool():
+    assert sorted(path.stem for path in (ROOT / "cssl/tools").glob("*.py") if path.stem != "__init__") == [*tools.TOOLS]
+
+
+@pytest.mark.parametrize("tool", tools.TOOLS)
+def test_help_needs_no_tensorflow(command, tool):
+    assert f"    cssl-{tool} " in command("-c", RUN.format(tool=tool), "--help").stdout
+
+
+@pytest.mark.parametrize(("tool", "arguments", "expected"), [
+    ("table", ["RUNS", "--compare=paper"], "10.00"), ("extract", ["RUNS"], "last20 90.0"),
+    ("plot", ["curves", "RUNS", "-o", "RUNS/curves"], "curves.png"),
+    ("report", ["RUNS", "-o", "RUNS/x.html"], "x.html"),
+    ("reproduce", ["--table=barely", "--dry_run", "--train_dir=RUNS"], "python -m cssl.lsmatch")])
+def test_reading_needs_no_tensorflow(command, folder, tool, arguments, expected):
+    done = command("-c", RUN.format(tool=tool), *(argument.replace("RUNS", str(folder)) for argument in arguments))
+    assert expected in done.stdout
+
+
+@pytest.mark.parametrize("tool", tools.TOOLS)
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_every_tool_is_a_program(tool):
+    """python -m cssl.tools.TOOL."""
+    def main():
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(f"cssl.tools.{tool}", run_name="__main__")
+        return end.value.code
+
+    assert f"    cssl-{tool} " in invoke(main, "--help").stdout
+    assert invoke(main, "--nonsense").code == 2
+
+
+def test_names_of_the_original_are_launchers(command, folder):
+    program = ("import runpy, sys; sys.argv[0] = 'scripts/extract_accuracy.py'\ntry:\n    runpy.run_path(sys.argv[0])\n"
+               "finally:\n    assert 'tensorflow' not in sys.modules")
+    assert "last20" in command("-c", program, folder).stdout
+    assert {path.stem for path in (ROOT / "scripts").glob("*.py")} == {
+        "create_datasets", "inspect_dataset", "extract_accuracy", "extract_ece"}  # all else is a command
+
+
+def test_what_is_installed(monkeypatch):
+    given = {}
+    monkeypatch.setattr("setuptools.setup", lambda **options: given.update(options))
+    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
+    monkeypatch.chdir(ROOT)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    commands = dict(entry.split(" = ") for entry in given["entry_points"]["console_scripts"])
+    assert {name for name, target in commands.items() if target == "cssl.tools:console"} == {
+        "cssl-data", "cssl-inspect", "cssl-table", "cssl-extract", "cssl-plot", "cssl-report", "cssl-reproduce",
+        "cssl-sheets", "cssl-doctor", "cssl-predict", "cssl-export"}
+    assert {"cssl", "cssl-fixmatch", "cssl-mean-teacher"} <= set(commands) and len(commands) == len(cssl.methods()) + 11
+    assert given["version"] == cssl.__version__ and "cssl.tools" in given["packages"]
+    assert [path.suffix for path in (ROOT / "cssl/tools").iterdir() if path.is_file() and path.suffix != ".py"
+            and f"*{path.suffix}" not in given["package_data"]["cssl.tools"]] == []
+
+
+def test_a_metric_is_one_entry(tmp_path, monkeypatch):
+    def top2(probabilities, labels):
+        return 100 * float(np.mean([y in np.argsort(p)[-2:] for p, y in zip(probabilities, labels, strict=True)]))
+
+    monkeypatch.setitem(metrics.METRICS, "top2", metrics.Metric("top2", "top-2 accuracy", 1, top2, "%"))
+    probabilities, labels = np.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]), np.array([1, 2])
+    scores = metrics.scores(probabilities, labels, "/valid")
+    assert scores["top2/valid"] == 50
+    write_run(tmp_path, [90.0] * 4, stats=True, reported={"top2": 98.76, **scores})
+    table = invoke("table", tmp_path, "--metric=error,top2,top2/valid,nll/valid").stdout
+    assert "40 labels, top-2 accuracy % " in table and "98.8 (1)" in table
+    assert "validation top-2 accuracy % " in table and "50.0 (1)" in table and "validation NLL" in table
+    invoke("plot", "curves", tmp_path, "--tags=top2", "-o", tmp_path / "curves")
+    assert (tmp_path / "curves.png").exists()
+    assert "last20 98.76" in invoke("extract", tmp_path, "--metric=top2").stdout
+    invoke("report", tmp_path, "-o", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<th>top-2 accuracy %</th>" in page and "<td>98.8</td>" in page
+    with pytest.raises(SystemExit):
+        invoke("extract", tmp_path, "--metric=top3")
