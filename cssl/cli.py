@@ -180,18 +180,24 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
 
 def evaluate(config: RunConfig, network: Callable | None = None) -> int:
     """Prints the scores of both models of a checkpoint; the run's own configuration describes the model."""
-    from libml import experiment
+    from libml.results.evaluate import table_of_scores
+    from libml.run import Run, find_checkpoint
 
-    prefix, run, found = cssl.find_run(config.data.eval_ckpt, config.method)
-    if run is not None:
-        stored, asked = found.values(), config.values()
-        for option in sorted(config.given & set(stored) - {"dataset"}):
-            if found.fields(found.method)[option].metadata["fixed"] and stored[option] != asked[option]:
+    prefix = find_checkpoint(config.data.eval_ckpt)
+    run = Run(Path(prefix).parent.parent, checkpoint=prefix, network=network, method=lambda name: (
+        config.method if config.method.__name__ == name else cssl.method(name)))
+    if run.args.exists():
+        stored, values, asked = run.config, run.config.values(), config.values()
+        for option in sorted(config.given & set(values) - {"dataset"}):
+            if stored.fields(stored.method)[option].metadata["fixed"] and values[option] != asked[option]:
                 raise UserError(f"--{option}={asked[option]} contradicts {run.path}, which was trained with {option}="
-                                f"{stored[option]}: leave it out.")
+                                f"{values[option]}: leave it out.")
         changes = {"data_dir": config.data.data_dir}
         if "dataset" in config.given:  # other images for the same network
             changes["dataset"] = config.data.dataset
-        config = found.replace(**changes)
-    print(experiment.evaluate(config, prefix, network=network))
+        config = stored.replace(**changes)
+    run = Run(run.path, checkpoint=prefix, config=config, network=network)
+    scores = run.evaluate()
+    print(table_of_scores(f"{prefix}: {config.method.__name__} on {config.data.dataset}, "
+                          f"{int(run.model.updates.numpy())} updates", scores, run.data))
     return 0

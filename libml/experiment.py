@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -21,7 +22,7 @@ import libml.data
 from libml import networks
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
-from libml.data import DataFacts, SSLData, files
+from libml.data import DataFacts, SSLData
 from libml.devices import distribute, memory
 from libml.devices.machine import cpu_facts
 from libml.errors import UserError
@@ -31,34 +32,18 @@ from libml.networks.applications import is_application
 from libml.networks.layers import dtype_policy
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
-from libml.run import Run, RunFolder
+from libml.run import Run
 from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_seconds
 
-__all__ = ["Evaluation", "Interrupted", "Restored", "Result", "build", "evaluate", "find_checkpoint", "load",
-           "restore", "train"]
+if TYPE_CHECKING:
+    from libml.networks.custom import Builder
+
+__all__ = ["Interrupted", "build", "evaluate", "load", "restore", "train"]
 
 PAPER_KIMG = 65536
 # Compiled views on a CPU: seconds to compile them, and what that spares an update, altogether and for each pixel.
 COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
-MAX_CLASSES = 20  # listed by an evaluation
 MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """A trained run.
-
-    Attributes:
-        model: with the final weights; calling it uses their average.
-        data: what it was trained on.
-        folder: where its files are.
-        run: its reports; `run.result("accuracy")` is the median of the last 20.
-    """
-
-    model: SSLModel
-    data: SSLData
-    folder: RunFolder
-    run: Run
 
 
 def load(config: RunConfig) -> SSLData:
@@ -67,14 +52,14 @@ def load(config: RunConfig) -> SSLData:
     return libml.data.load(options.dataset, options.data_dir or libml.data.DEFAULT_DATA_DIR, options.image_size)
 
 
-def parts(config: RunConfig, data: SSLData) -> SSLData:
+def divided(config: RunConfig, data: SSLData) -> SSLData:
     """Returns the data as the method divides it: with calibration images, where it asks for a share of them."""
     data = data if config.data.mirror else dataclasses.replace(data, mirror=False)
     return libml.data.hold_out(data, getattr(config.options, "calibration", 0.0))
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
-    """Returns what the model of a run has to know of its data, as `parts` divides it."""
+    """Returns what the model of a run has to know of its data, as `divided` divides it."""
     statistics = None
     if config.data.whiten:
         pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
@@ -91,9 +76,9 @@ def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
     return config.training.updates(options.batch) * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
 
 
-def build(config: RunConfig, data: SSLData | DataFacts, network: custom.Builder | None = None,
+def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,
           strong: Callable | None = None) -> SSLModel:
-    """Builds network, augmenter and model for data of `parts`, for the strategy in whose scope this is called."""
+    """Builds network, augmenter and model for data of `divided`, for the strategy in whose scope this is called."""
     augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
     data = data if isinstance(data, DataFacts) else facts_of(config, data)
     options = config.options
@@ -129,9 +114,9 @@ def _build_network(config: RunConfig, data: DataFacts) -> keras.Model:
                         input_size=config.data.image_size, recompute=config.scale.recompute)
 
 
-def train(config: RunConfig, data: SSLData | None = None, *, network: custom.Builder | None = None,
+def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | None = None,
           strong: Callable | None = None, hooks: Sequence[Hook] = (),
-          environment: Mapping[str, str] | None = None) -> Result:
+          environment: Mapping[str, str] | None = None) -> Run:
     """Trains a run to its end, from wherever its folder left off. Raises Interrupted after SIGTERM or SIGINT.
 
     Args:
@@ -144,15 +129,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: custom.Bui
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
-    if network is None and not config.trusts_onednn and distribute.onednn_is_on():
-        arch = config.network.arch
-        what = arch if is_application(arch) else f"filters={config.network.filters}"
-        raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
-                        "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
-                        "such a number.")
-    if config.augmentation.own_strong and strong is None:
-        raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
-                        "strong=….")
+    _check_custom(config, network, strong)
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):
@@ -163,37 +140,56 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: custom.Bui
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         group = distribute.ProcessGroup(strategy)
         with group.errors_stop_all():
-            if data is None:
-                data = load(config)
-            else:
-                config = config.with_data(data)
-            available = MAX_MEMORY if tf.config.list_physical_devices("GPU") else None
-            if network is None:  # of another nothing is known yet
-                memory.check(config, data.image_shape, group.size, available)
-            divided, begun = parts(config, data), config
-            if config.network.weights != "none" and RunFolder(config.folder()).checkpoints():
-                begun = config.replace(weights="none")  # a checkpoint has them; the file may be gone
-            with strategy.scope():
-                model = _build(begun, divided, network, strong)
-            if network is None:
-                memory.check(config, data.image_shape, group.size, available, model.network)
-            config = custom.describe(config, model, network, strong)
-            folder = RunFolder(config.folder())
+            config, data, model = _prepare(config, data, network, strong, strategy, group.size)
         distribute.check_same(strategy, {"own": [config.network.own_network, config.augmentation.own_strong]})
-        trainer = Trainer(model, divided, config, folder, strategy, hooks, group)
+        run = Run(config.folder(), config=config, data=data, model=model, network=network)
+        trainer = Trainer(model, divided(config, data), config, run, strategy, hooks, group)
         with trainer.claimed(environment_facts()):
             with group.errors_stop_all():
                 _announce(trainer, config)
             started = time.perf_counter()
-            trainer.run()
+            trainer.train()
             if trainer.is_chief:
                 _conclude(trainer, time.perf_counter() - started)
         if group.size > 1:  # proof, in every process's output, that all hold the same weights
             print(f"worker {group.rank}: weights sha256 {model.fingerprint()}", flush=True)
-        return Result(model, data, folder, folder.read())
+        return run
 
 
-def _build(config: RunConfig, data: SSLData | DataFacts, network: custom.Builder | None = None,
+def _check_custom(config: RunConfig, network: Builder | None, strong: Callable | None) -> None:
+    """Raises UserError where oneDNN would compute the network wrong, or a custom augmentation is missing."""
+    if network is None and not config.trusts_onednn and distribute.onednn_is_on():
+        arch = config.network.arch
+        what = arch if is_application(arch) else f"filters={config.network.filters}"
+        raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
+                        "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
+                        "such a number.")
+    if config.augmentation.own_strong and strong is None:
+        raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
+                        "strong=….")
+
+
+def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, strong: Callable | None,
+             strategy: tf.distribute.Strategy, processes: int) -> tuple[RunConfig, SSLData, SSLModel]:
+    """Returns the configuration as data and custom parts complete it, the data, and the model."""
+    if data is None:
+        data = load(config)
+    else:
+        config = config.with_data(data)
+    available = MAX_MEMORY if tf.config.list_physical_devices("GPU") else None
+    if network is None:  # of another nothing is known yet
+        memory.check(config, data.image_shape, processes, available)
+    begun = config
+    if config.network.weights != "none" and Run(config.folder()).checkpoints():
+        begun = config.replace(weights="none")  # a checkpoint has them; the file may be gone
+    with strategy.scope():
+        model = _build(begun, divided(config, data), network, strong)
+    if network is None:
+        memory.check(config, data.image_shape, processes, available, model.network)
+    return custom.describe(config, model, network, strong), data, model
+
+
+def _build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,
            strong: Callable | None = None) -> SSLModel:
     try:
         return build(config, data, network, strong)
@@ -275,17 +271,17 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     name = config.network.own_network or config.network.arch
     log(f"  network: {name}, {networks.count_weights(model.network):,} weights")
     log(f"  views: {'compiled by XLA' if model.augmenter.jit_compile else 'by single kernels, without XLA'}")
-    log(f"  files: {trainer.folder.path}")
+    log(f"  files: {trainer.run.path}")
 
 
 def _conclude(trainer: Trainer, seconds: float) -> None:
     """Writes the medians of the last reports, prints the result and what to do next."""
-    run, path = trainer.folder.read(), shlex.quote(str(trainer.folder.path))
-    medians, reports = trainer.folder.write_stats(METRICS, run), len(run.metrics)
+    run, path = trainer.run, shlex.quote(str(trainer.run.path))
+    medians, reports = run.write_stats(METRICS), len(run.reports)
     if trainer.updates >= trainer.total_updates:
         trainer.log(f"Finished after {trainer.updates} updates; this process took {format_seconds(seconds)}.")
     if not medians:
-        trainer.log(f"warning: the reports of this run are lost: {trainer.folder.reports} has none. "
+        trainer.log(f"warning: the reports of this run are lost: {run.report_file} has none. "
                     f"`--eval_ckpt={path}` evaluates its checkpoints.")
         return
     trainer.log(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
@@ -296,86 +292,17 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
                 f"      cssl-report {path} -o report.html")
 
 
-# Evaluation.
+# Finished runs.
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Scores of both models of a checkpoint by tag, and test images per class; as text, tables."""
-
-    title: str
-    scores: dict[str, float]
-    class_counts: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        columns = [(f"{prefix.strip('/')} {metric.title}".strip(), metric, prefix) for prefix in ("", "/raw")
-                   for metric in METRICS.values()]
-        widths = [max(10, len(title) + 2) for title, *_ in columns]
-        lines = [self.title, f"{'':<16}" + "".join(f"{title:>{width}}" for (title, *_), width in
-                                                   zip(columns, widths, strict=True))]
-        for part in ("train_labeled", "valid", "test"):
-            suffix = "" if part == "test" else f"/{part}"
-            if f"accuracy{suffix}" in self.scores:
-                lines.append(f"{part:<16}" + "".join(
-                    f"{self.scores[metric.name + prefix + suffix]:>{width}.{metric.digits}f}"
-                    for (_, metric, prefix), width in zip(columns, widths, strict=True)))
-        worst = sorted(self.class_counts, key=lambda name: self.scores[f"accuracy/class/{name}"])
-        if worst:
-            lines.append(f"test accuracy by class, {'worst first' if len(worst) <= MAX_CLASSES else 'the worst'}:")
-        for name in worst[:MAX_CLASSES]:
-            lines.append(f"  {name:<30} {self.scores[f'accuracy/class/{name}']:>6.2f} % of {self.class_counts[name]}")
-        return "\n".join(lines)
-
-
-def find_checkpoint(text: str) -> tuple[str, RunFolder | None]:
-    """Returns a checkpoint's prefix and its run folder (None if it is not inside one), from a file, folder or run, or a
-    folder above a single run."""
-    path = files.expand("eval_ckpt", text)
-    found: list[str] = []
-    if path.is_dir():
-        runs = [args.parent.parent for args in sorted(path.rglob("args/args.json"))]
-        if len(runs) > 1:
-            raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
-        path = runs[0] if runs else path
-        run = RunFolder(path.parent if path.name == "tf" else path)
-        others = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
-        found = run.checkpoints() or [str(file.with_suffix("")) for file in others]
-    prefix = found[-1] if found else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
-    if not Path(prefix + ".index").exists():
-        raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "
-                        "tf/model.ckpt-65536.index.")
-    run = RunFolder(Path(prefix).parent.parent)
-    return prefix, run if run.args.exists() else None
-
-
-def stored_config(run: RunFolder, method: type[SSLModel]) -> RunConfig:
-    """Reads a run's configuration."""
+def facts_of_run(run: Run, data: SSLData | None) -> DataFacts:
+    """Reads args/data.json of a run; where there is none, asks its images, loaded unless they are at hand."""
+    if not run.facts_file.exists():
+        return facts_of(run.config, divided(run.config, load(run.config) if data is None else data))
     try:
-        return RunConfig.from_json(method, json.loads(run.args.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{run.args} does not describe a run ({error}). Bring the file back as training wrote it.") \
-            from error
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """The model of a checkpoint, ready to predict, and what describes it."""
-
-    config: RunConfig
-    model: SSLModel
-    facts: DataFacts
-    checkpoint: str
-
-
-def _stored_facts(checkpoint: str) -> DataFacts | None:
-    """Reads args/data.json of the checkpoint's run; None for runs that have none."""
-    file = RunFolder(Path(checkpoint).parent.parent).data_facts
-    if not file.exists():
-        return None
-    try:
-        return DataFacts.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        return DataFacts.from_dict(json.loads(run.facts_file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} does not describe a dataset ({type(error).__name__}: {error}). Delete it, and the "
-                        "dataset itself is loaded instead.") from error
+        raise UserError(f"{run.facts_file} does not describe a dataset ({type(error).__name__}: {error}). Delete it, "
+                        "and the dataset itself is loaded instead.") from error
 
 
 def check_fits(facts: DataFacts, data: SSLData) -> None:
@@ -394,51 +321,37 @@ def _abridged(names: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
 
 
-def images_of(restored: Restored) -> SSLData:
-    """Loads the images of a restored run; UserError if they have changed since it was trained."""
-    data = load(restored.config)
-    check_fits(restored.facts, data)
+def images_of(run: Run) -> SSLData:
+    """Loads the images of a run; UserError if they have changed since it was trained."""
+    data = load(run.config)
+    check_fits(run.facts, data)
     return data
 
 
-def restore(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: custom.Builder | None = None,
-            ) -> Restored:
-    """Rebuilds a model and reads its weights from a checkpoint, by its prefix; needs no image where the run's folder
-    describes its data.
-
-    Args:
-        config: the run's.
-        checkpoint: prefix of the checkpoint's files.
-        data: images for which the model is meant, if they are at hand: refused if they do not fit it.
-        network: the function that builds the network, of a run with one of its own.
-    """
-    facts = _stored_facts(checkpoint)
-    if facts is None:
-        facts = facts_of(config, parts(config, load(config) if data is None else data))
-    elif data is not None:
-        check_fits(facts, data)
+def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
+    """Rebuilds the model of a run, or of its configuration with some changes, and reads its checkpoint."""
+    config, facts = config or run.config, run.facts
     memory.check(config, facts.image_shape, available=MAX_MEMORY)
-    model = _build(config.replace(weights="none"), facts, network)  # all weights are in the checkpoint
-    custom.describe(config, model, network, None)
+    model = _build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
+    custom.describe(config, model, run.network, None)
     try:
-        checkpoint_of(model).read(checkpoint).expect_partial().assert_existing_objects_matched()
+        checkpoint_of(model).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
         reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(f"Checkpoint {checkpoint} cannot be read as {config.method.__name__} on {config.data.dataset} "
-                        f"({reason}).") from error
-    return Restored(config, model, facts, checkpoint)
+        raise UserError(f"Checkpoint {run.checkpoint} cannot be read as {config.method.__name__} on "
+                        f"{config.data.dataset} ({reason}).") from error
+    return model
 
 
-def evaluate(config: RunConfig, checkpoint: str, data: SSLData | None = None, network: custom.Builder | None = None,
-             ) -> Evaluation:
-    """Evaluates both models of a checkpoint, by its prefix, on a dataset."""
-    data = parts(config, load(config) if data is None else data)
-    model = restore(config, checkpoint, data, network).model
-    scores, test = evaluate_all(Evaluator(model, tf.distribute.get_strategy()), data)
-    counts = np.bincount(data.test_labels, minlength=data.num_classes)
+def evaluate(run: Run, data: SSLData | None = None) -> dict[str, float]:
+    """Evaluates both models of a run's checkpoint on its own or other images; returns scores by tag."""
+    if data is None:
+        data = run.data
+    else:
+        check_fits(run.facts, data)
+    data = divided(run.config, data)
+    scores, test = evaluate_all(Evaluator(run.model, tf.distribute.get_strategy()), data)
     for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):
         if not np.isnan(value):
             scores[f"accuracy/class/{name}"] = 100 * float(value)
-    return Evaluation(f"{checkpoint}: {config.method.__name__} on {config.data.dataset}, "
-                      f"{int(model.updates.numpy())} updates", scores,
-                      {name: int(count) for name, count in zip(data.class_names, counts, strict=True) if count})
+    return scores

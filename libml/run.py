@@ -1,4 +1,6 @@
-"""A run on disk: the only module that knows the layout of a run folder. Needs no TensorFlow.
+"""A run: its folder, configuration, reports, checkpoints, and the model in them.
+
+The only module that knows the layout of a run folder. Needs no TensorFlow until somebody asks for the model.
 
     args/args.json, args/environment.json   configuration; program and machine
     args/data.json                          classes, shapes, whitening: the model is rebuilt from it without its images
@@ -9,74 +11,38 @@
 """
 from __future__ import annotations
 
-import dataclasses
 import glob
 import json
 import math
 import os
 import re
 import shutil
-import socket
-import sys
-import tempfile
-import threading
-import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from libml.config import RunConfig
-from libml.data import names as datasets
+from libml.data import files
+from libml.data.names import DatasetName, parse_name
+from libml.devices.lock import Lock
 from libml.errors import UserError
+from libml.writing import write_atomically, write_text, writing
+
+if TYPE_CHECKING:
+    from libml.data import DataFacts, SSLData
+    from libml.learn.model import SSLModel
+    from libml.networks.custom import Builder
+    from libml.results.predict import Predictions
 
 LAST = (1, 10, 20, 50)
 CHECKPOINT = "model.ckpt"
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
-BEAT_SECONDS, SILENT_SECONDS = 10, 60  # a lock of another machine is renewed this often; is dead after so long
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the file system says into one clear line."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"Cannot write {path} ({error.strerror or error}). Name a writable place with free space; "
-                        "what was written before is still there.") from error
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Writes a file under another name and moves it to its place: nobody sees half of it."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-
-def check_writable(path: Path) -> None:
-    """Raises UserError if a file cannot be written there: before hours are spent on what is to be in it."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file in it.")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def medians(values: Iterable[float]) -> dict[str, float]:
@@ -85,39 +51,142 @@ def medians(values: Iterable[float]) -> dict[str, float]:
     return {f"last{n:02d}": float(np.median(array[-n:])) if len(array) else math.nan for n in LAST}
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What a run folder holds: configuration, reports in the order of their steps, and what is wrong with it."""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
-    path: Path
-    config: dict
-    metrics: list[dict]
-    problems: list[str]
+
+class Run:
+    """A run of `train`, finished or not.
+
+    Args:
+        path: its folder.
+        checkpoint: prefix of the checkpoint that the model is read from; the newest by default.
+        method: returns a method's class by its name.
+        config: the configuration, where it is known already; else args.json has it.
+        data: the run's images, where they are at hand.
+        data_dir: folder of the TFDS datasets; that of the run by default.
+        network: the function that builds the network, of a run with a custom one.
+        model: the trained model, where it is at hand.
+    """
+
+    def __init__(self, path: str | Path, *, checkpoint: str = "", method: Callable[[str], type[SSLModel]] | None = None,
+                 config: RunConfig | None = None, data: SSLData | None = None, data_dir: str = "",
+                 network: Builder | None = None, model: SSLModel | None = None):
+        self.path = path = Path(path)
+        self.args, self.facts_file = path / "args" / "args.json", path / "args" / "data.json"
+        self.environment_file = path / "args" / "environment.json"
+        self.report_file, self.log_file = path / "metrics.jsonl", path / "train.log"
+        self.checkpoint_dir, self.stats, self.lock = path / "tf", path / "stats", Lock(path)
+        self.network = network
+        self.problems: list[str] = []  # what is damaged or missing
+        self._checkpoint, self._method, self._data_dir = checkpoint, method, data_dir
+        self._config, self._data, self._model = config, data, model
+        self._reports: list[dict] | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    # What it is.
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What args.json says, of any version and method; {} if it is unreadable."""
+        try:
+            settings = json.loads(self.args.read_text(encoding="utf-8"))
+            if not isinstance(settings, dict) or not all(_is_number(settings.get(name, 1))
+                                                         for name in ("train_kimg", "batch")):
+                raise ValueError("not a configuration")
+        except (OSError, ValueError) as error:
+            self.problems.append(f"args/args.json is unreadable ({error})")
+            return {}
+        return settings
 
     @property
-    def finished(self) -> bool:
-        """Whether the last report is that of the last update (a length need not be a whole number of batches)."""
-        left = self.config.get("train_kimg", math.inf) * 1024 - (self.metrics[-1]["step"] if self.metrics else 0)
-        return bool(self.metrics) and left < self.config.get("batch", 1)
+    def config(self) -> RunConfig:
+        """The configuration; UserError if args.json does not hold one of a known method."""
+        if self._config is None:
+            try:
+                settings = json.loads(self.args.read_text(encoding="utf-8"))
+                if self._method is None:
+                    raise ValueError("nothing says which class its method is")
+                config = RunConfig.from_json(self._method(str(settings.get("method", "?"))), settings)
+            except UserError:
+                raise
+            except (OSError, ValueError, AttributeError) as error:
+                raise UserError(f"{self.args} does not describe a run ({error}). Bring the file back as training wrote "
+                                "it.") from error
+            self._config = config.replace(data_dir=self._data_dir) if self._data_dir else config
+        return self._config
 
     @property
     def method(self) -> str:
         """The name of the method."""
-        return str(self.config.get("method", "?"))
+        return str(self.settings.get("method", "?"))
 
     @property
-    def dataset(self) -> datasets.DatasetName:
+    def dataset(self) -> DatasetName:
         """The dataset's name, parsed."""
-        text = str(self.config.get("dataset", "?"))
+        text = str(self.settings.get("dataset", "?"))
         try:
-            return datasets.parse_name(text)
+            return parse_name(text)
         except UserError:  # a dataset that this program does not know
-            return datasets.DatasetName(text, 0, None, 0)
+            return DatasetName(text, 0, None, 0)
+
+    def described(self, file: str) -> dict:
+        """Reads one of the folder's JSON files; {} where there is none that can be read."""
+        with suppress(OSError, ValueError):
+            contents = json.loads((self.path / file).read_text(encoding="utf-8"))
+            return contents if isinstance(contents, dict) else {}
+        return {}
+
+    # Its reports.
+
+    @property
+    def reports(self) -> list[dict]:
+        """The reports in the order of their steps, from metrics.jsonl and, where that is absent or damaged, from the
+        event files. They are read once."""
+        if self._reports is None:
+            self.read()
+        assert self._reports is not None
+        return self._reports
+
+    def read(self) -> Run:
+        """Reads configuration and reports anew; what is damaged becomes an entry of `problems`."""
+        self.problems = []
+        self.__dict__.pop("settings", None)
+        _ = self.settings
+        by_step, damages = _read_log(self.report_file) if self.report_file.exists() else ({}, [])
+        if damages or not by_step:
+            by_step = {**_read_events(self.checkpoint_dir), **by_step}
+            self.problems += damages
+        if not by_step:
+            self.problems.append("no reports yet")
+        self._reports = [by_step[step] for step in sorted(by_step)]
+        return self
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last report is that of the last update (a length need not be a whole number of batches)."""
+        return self._reaches(self.settings.get("train_kimg", math.inf))
+
+    def _reaches(self, kimg: float) -> bool:
+        return bool(self.reports) and kimg * 1024 - self.reports[-1]["step"] < self.settings.get("batch", 1)
+
+    def fulfils(self, config: RunConfig) -> bool:
+        """Whether this is the run of a configuration, and has reached its end."""
+        if not self.args.exists():
+            return False
+        return not config.differences(self.settings) and self._reaches(config.training.train_kimg)
+
+    def progress(self) -> str:
+        """Says how far the run has come."""
+        kimg = self.reports[-1]["step"] / 1024 if self.reports else 0
+        return f"{kimg:g} of {self.settings.get('train_kimg', '?')} kimg"
 
     def series(self, tag: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps and values of the reports that have the tag; `error` is 100 - accuracy."""
         source = "accuracy" if tag == "error" else tag
-        pairs = [(report["step"], report[source]) for report in self.metrics if _is_number(report.get(source))]
+        pairs = [(report["step"], report[source]) for report in self.reports if _is_number(report.get(source))]
         steps, values = np.asarray([p[0] for p in pairs]), np.asarray([p[1] for p in pairs], np.float64)
         return steps, 100 - values if tag == "error" else values
 
@@ -126,57 +195,252 @@ class Run:
         values = self.series(metric)[1][-last:]
         return float(np.median(values)) if len(values) else math.nan
 
-    def progress(self) -> str:
-        """Says how far the run has come."""
-        kimg = self.metrics[-1]["step"] / 1024 if self.metrics else 0
-        return f"{kimg:g} of {self.config.get('train_kimg', '?')} kimg"
-
     def arrays(self, name: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads stats/<name>.npz, or the only array of stats/<name>.npy; a UserError if it is missing or damaged."""
-        files = [path for ending in ("npz", "npy") if (path := self.path / "stats" / f"{name}.{ending}").exists()]
-        if not files:
-            raise UserError(f"There is no {self.path / 'stats' / name}: training writes it at a report; let the run "
-                            "get that far.")
+        paths = [path for ending in ("npz", "npy") if (path := self.stats / f"{name}.{ending}").exists()]
+        if not paths:
+            raise UserError(f"There is no {self.stats / name}: training writes it at a report; let the run get that "
+                            "far.")
         try:
-            loaded = np.load(files[0], allow_pickle=False)
+            loaded = np.load(paths[0], allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return {keys[0]: loaded}
             with loaded:
                 return {key: loaded[key] for key in keys}
         except DAMAGED as error:
-            raise UserError(f"{files[0]} is damaged ({error}). Continue the run: the next report writes it again.") \
+            raise UserError(f"{paths[0]} is damaged ({error}). Continue the run: the next report writes it again.") \
                 from error
 
-    def described(self, file: str) -> dict:
-        """Reads one of the folder's JSON files; {} where there is none that can be read."""
-        try:
-            found = json.loads((self.path / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    # Its model.
+
+    @property
+    def checkpoint(self) -> str:
+        """The prefix of the checkpoint that the model is read from."""
+        checkpoints = [self._checkpoint] if self._checkpoint else self.checkpoints()
+        if not checkpoints:
+            raise UserError(f"{self.path} has no checkpoint yet: training writes one every --save_kimg.")
+        return checkpoints[-1]
+
+    @cached_property
+    def facts(self) -> DataFacts:
+        """What the model has to know of its data: as training stored it, or, of older runs, from the dataset."""
+        from libml import experiment
+
+        return experiment.facts_of_run(self, self._data)
+
+    @property
+    def data(self) -> SSLData:
+        """The run's images, loaded when they are asked for; UserError if they are not those of its model."""
+        if self._data is None:
+            from libml import experiment
+
+            self._data = experiment.images_of(self)
+        return self._data
+
+    @property
+    def model(self) -> SSLModel:
+        """The model of the checkpoint: calling it uses the averaged weights. Needs none of the run's images."""
+        if self._model is None:
+            from libml import experiment
+
+            self._model = experiment.restore(self)
+        return self._model
+
+    def evaluate(self, data: SSLData | None = None) -> dict[str, float]:
+        """Evaluates both models of the checkpoint on the run's own images, or others; returns scores by tag: accuracy
+        (percent), ece/raw, nll/valid, accuracy/class/cat …"""
+        from libml import experiment
+
+        return experiment.evaluate(self, data)
+
+    def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:
+        """Classifies image files: files, classes, probabilities, uncertainty, sets(coverage), records().
+
+        Args:
+            images: files, or folders of them; one or several.
+            credal: whether to make the method's credal sets too; UserError if it has none.
+        """
+        from libml.results import predict
+
+        return predict.predict(predict.Classifier.of_run(self), predict.find_files(images), credal=credal)
+
+    def export(self, folder: str | Path, *, temperature: float | None = None, onnx: bool = False, force: bool = False,
+               ) -> dict:
+        """Writes the averaged model, calibrated, as SavedModel, .keras and TFLite; returns what export.json says.
+
+        Args:
+            folder: where to put it, all or nothing.
+            temperature: the one to use instead of fitting it on the validation images.
+            onnx: whether to write ONNX too.
+            force: whether an older export there is replaced.
+        """
+        from libml.results import export
+
+        return export.export_run(self, Path(folder), temperature=temperature, onnx=onnx, force=force)
+
+    # What training writes.
+
+    def claim(self, config: RunConfig, environment: dict, facts: dict) -> None:
+        """Writes the configuration and what is known of the data; refuses a folder with another configuration's run."""
+        self.read()
+        if self.fulfils(config):
+            return  # nothing will be computed: what describes it stays
+        if self.args.exists() and (self.checkpoints() or self.reports):
+            try:
+                differences = config.differences(json.loads(self.args.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError) as error:
+                raise UserError(f"{self.args} is not readable ({error}). Move {self.path} away to start a new run.") \
+                    from error
+            for name, (here, there) in differences.items():
+                advice = "Use the same value"
+                if name == "schedule_kimg":
+                    advice = ("The learning rate's cosine spans the first length of a run; one that is to be "
+                              "lengthened needs its final length as --schedule_kimg from the start. Use the same "
+                              "length")
+                raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
+                                f"{advice}, or another --train_dir or --rerun.")
+        for folder in (self.args.parent, self.checkpoint_dir, self.stats):
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._sweep(folder)
+        self._sweep(self.path)
+        write_text(self.args, config.to_json())
+        write_text(self.environment_file, json.dumps(environment, indent=1))
+        write_text(self.facts_file, json.dumps(facts, indent=1))
+        self.__dict__.pop("settings", None)  # they may say another length now
+
+    def _sweep(self, folder: Path) -> None:
+        """Deletes what killed processes left half written, by this class's and TensorFlow's names for it."""
+        for file in folder.iterdir():
+            if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
+                file.unlink(missing_ok=True)
+
+    def add_report(self, report: dict) -> None:
+        """Appends a report."""
+        self.lock.check()
+        reports = self.reports
+        with writing(self.report_file), self.report_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
+        reports.append(report)
+
+    def drop_reports(self, after: int) -> list[dict]:
+        """Drops the reports after a number of images; returns the others. Keeps a copy of a damaged file."""
+        self.lock.check()
+        kept = [report for report in self.reports if report["step"] <= after]
+        if any(self.report_file.name in problem for problem in self.problems):
+            with writing(self.report_file):
+                copies = len(list(self.path.glob(f"{self.report_file.name}.damaged*")))
+                shutil.copy2(self.report_file, self.path / f"{self.report_file.name}.damaged{copies or ''}")
+        write_text(self.report_file, "".join(json.dumps(report) + "\n" for report in kept))
+        self._reports = kept
+        return kept
+
+    def write_arrays(self, name: str, **arrays: Any) -> None:
+        """Writes stats/<name>.npz."""
+        write_atomically(self.stats / f"{name}.npz", lambda file: np.savez(file, **arrays))
+
+    def write_rates(self, rates: np.ndarray, description: dict) -> None:
+        """Writes CTAugment's rates, and which operations and bins they belong to."""
+        write_atomically(self.stats / "rates.npy", lambda file: np.save(file, rates))
+        write_text(self.stats / "rates.json", json.dumps(description))
+
+    def write_stats(self, metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+        """Writes and returns the medians of each metric: stats/accuracy.json, stats/ece.json …"""
+        written = {}
+        for metric in metrics:
+            _, values = self.series(metric)
+            if len(values):
+                written[metric] = medians(values)
+                write_text(self.stats / f"{metric}.json", json.dumps(written[metric], indent=2) + "\n")
+        return written
+
+    def log(self, text: str) -> None:
+        """Appends a line to train.log."""
+        with writing(self.log_file), self.log_file.open("a", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(text + "\n")
+
+    # Checkpoints.
+
+    def checkpoints(self) -> list[str]:
+        """Returns the prefixes of the checkpoints, oldest first, by their files."""
+        prefixes = {}
+        for index in self.checkpoint_dir.glob(f"{CHECKPOINT}-*.index"):
+            match = re.fullmatch(rf"{re.escape(CHECKPOINT)}-(\d+)", index.stem)
+            if match and list(self.checkpoint_dir.glob(f"{index.stem}.data-*")):
+                prefixes[int(match[1])] = str(index.with_suffix(""))
+        return [prefixes[number] for number in sorted(prefixes)]
+
+    def checkpoint_at(self, images: int) -> str:
+        """Returns the prefix of the checkpoint after a number of labelled images."""
+        return str(self.checkpoint_dir / f"{CHECKPOINT}-{images}")
+
+    def keep_checkpoints(self, count: int) -> None:
+        """Deletes all but the newest checkpoints and writes the list of them that TensorFlow reads."""
+        self.lock.check()
+        prefixes = self.checkpoints()
+        names = [Path(prefix).name for prefix in prefixes[-count:]]
+        lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+        write_text(self.checkpoint_dir / "checkpoint", "\n".join(lines) + "\n")
+        for prefix in prefixes[:-count]:
+            for file in sorted(glob.glob(glob.escape(prefix) + ".*"), reverse=True):  # the index first
+                Path(file).unlink(missing_ok=True)
+
+    def set_aside(self, prefixes: Iterable[str]) -> None:
+        """Renames damaged checkpoints, which would otherwise count as the newest."""
+        for prefix in prefixes:
+            for file in glob.glob(glob.escape(prefix) + ".*"):
+                with writing(Path(file)):
+                    os.replace(file, f"{file}.damaged")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+# From places to runs.
 
-
-def find_runs(patterns: Iterable[str | Path]) -> list[Path]:
-    """Returns the run folders (those with args/args.json) at or below the given folders or globs, sorted."""
-    found = set()
+def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
+    """Returns the runs (folders with args/args.json) at or below the given folders or globs, sorted by path."""
+    paths = set()
     for pattern in map(str, patterns):
         places = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-        runs = {path.parent.parent for place in places for path in Path(place).rglob("args/args.json")}
-        if not runs:
+        below = {path.parent.parent for place in places for path in Path(place).rglob("args/args.json")}
+        if not below:
             raise UserError(f"No runs in {pattern}: expected folders with args/args.json at or below it, "
                             "as training writes them into --train_dir.")
-        found |= runs
-    return sorted(found)
+        paths |= below
+    return [Run(path).read() for path in sorted(paths)]
 
 
-def read_runs(patterns: Iterable[str | Path]) -> list[Run]:
-    """Finds and reads runs."""
-    return [RunFolder(path).read() for path in find_runs(patterns)]
+def find_checkpoint(text: str | Path) -> str:
+    """Returns the prefix of a checkpoint by its file, or of the newest in a run, its folder tf, or above a single run.
+    """
+    path, prefixes = files.expand("eval_ckpt", str(text)), list[str]()
+    if path.is_dir():
+        runs = [args.parent.parent for args in sorted(path.rglob("args/args.json"))]
+        if len(runs) > 1:
+            raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
+        path = runs[0] if runs else path
+        others = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
+        prefixes = (Run(path.parent if path.name == "tf" else path).checkpoints()
+                    or [str(file.with_suffix("")) for file in others])
+    prefix = prefixes[-1] if prefixes else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
+    if not Path(prefix + ".index").exists():
+        raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "
+                        "tf/model.ckpt-65536.index.")
+    return prefix
 
+
+def open_run(text: str | Path, *, data: SSLData | None = None, **arguments: Any) -> Run:
+    """Opens a run by what `find_checkpoint` takes; further arguments as `Run` has them."""
+    prefix = find_checkpoint(text)
+    run = Run(Path(prefix).parent.parent, checkpoint=prefix, data=data, **arguments)
+    if not run.args.exists():
+        raise UserError(f"{text} is not in a run folder, which would describe its model.")
+    if data is not None:
+        from libml import experiment
+
+        experiment.check_fits(run.facts, data)
+    return run
+
+
+# Reading reports.
 
 def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
     """Returns the reports of metrics.jsonl by step, and what is wrong with it."""
@@ -200,15 +464,15 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
 
 
 def _read_events(folder: Path) -> dict[int, dict]:
-    files = sorted(folder.glob("events.out.tfevents.*"))  # named by time
-    if not files:
+    events = sorted(folder.glob("events.out.tfevents.*"))  # named by time
+    if not events:
         return {}
     # Slow to import, and needed only where metrics.jsonl is absent or damaged.
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 
     reports: dict[int, dict] = {}
-    for path in files:
+    for path in events:
         with suppress(Exception):  # the loader raises many types for damaged files; what came before counts
             for event in event_file_loader.EventFileLoader(str(path)).Load():
                 for value in event.summary.value:
@@ -217,291 +481,3 @@ def _read_events(folder: Path) -> dict[int, dict]:
                         if array.ndim == 0 and np.issubdtype(array.dtype, np.number):
                             reports.setdefault(event.step, {"step": event.step})[value.tag] = float(array)
     return reports
-
-
-class RunFolder:
-    """The folder of a run: its files, who may write them, and what they hold."""
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.args = self.path / "args" / "args.json"
-        self.environment = self.path / "args" / "environment.json"
-        self.data_facts = self.path / "args" / "data.json"
-        self.checkpoint_dir = self.path / "tf"
-        self.stats = self.path / "stats"
-        self.reports = self.path / "metrics.jsonl"
-        self.log_file = self.path / "train.log"
-        self.lock_file = self.path / "lock.json"
-        self._held = ""  # the text of the lock while this process holds it
-
-    # Configuration.
-
-    def claim(self, config: RunConfig, environment: dict, data_facts: dict | None = None) -> None:
-        """Writes the configuration and what is known of the data; refuses a folder with another configuration's run."""
-        if self.finished(config):
-            return  # nothing will be computed: what describes it stays
-        if self.args.exists() and (self.checkpoints() or self.read().metrics):
-            try:
-                found = json.loads(self.args.read_text(encoding="utf-8"))
-                differences = config.differences(found)
-            except (OSError, ValueError, TypeError) as error:
-                raise UserError(f"{self.args} is not readable ({error}). Move {self.path} away to start a new run.") \
-                    from error
-            for name, (here, there) in differences.items():
-                advice = "Use the same value"
-                if name == "schedule_kimg":
-                    advice = ("The learning rate's cosine spans the first length of a run; one that is to be "
-                              "lengthened needs its final length as --schedule_kimg from the start. Use the same "
-                              "length")
-                raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
-                                f"{advice}, or another --train_dir or --rerun.")
-        for folder in (self.args.parent, self.checkpoint_dir, self.stats):
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                self._sweep(folder)
-        self._sweep(self.path)
-        write_text(self.args, config.to_json())
-        write_text(self.environment, json.dumps(environment, indent=1))
-        if data_facts is not None:
-            write_text(self.data_facts, json.dumps(data_facts, indent=1))
-
-    def _sweep(self, folder: Path) -> None:
-        """Deletes what killed processes left half written, by this class's and TensorFlow's names for it."""
-        for file in folder.iterdir():
-            if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
-                file.unlink(missing_ok=True)
-
-    def finished(self, config: RunConfig) -> Run | None:
-        """Returns the run if it is this very one and has reached its end."""
-        if not self.args.exists():
-            return None
-        run = self.read()
-        wanted = dataclasses.replace(run, config={"method": config.method.__name__, **config.values()})
-        return run if not config.differences(run.config) and wanted.finished else None
-
-    # Reports.
-
-    def read(self) -> Run:
-        """Reads configuration and reports, these from metrics.jsonl and, where that is absent or damaged, from the
-        event files; whatever is damaged becomes an entry of `problems`."""
-        problems: list[str] = []
-        config: dict = {}
-        try:
-            config = json.loads(self.args.read_text(encoding="utf-8"))
-            if not isinstance(config, dict) or not all(_is_number(config.get(name, 1)) for name in ("train_kimg",
-                                                                                                    "batch")):
-                config = {}
-                raise ValueError("not a configuration")
-        except (OSError, ValueError) as error:
-            problems.append(f"args/args.json is unreadable ({error})")
-        reports: dict[int, dict] = {}
-        damages = [""]
-        if self.reports.exists():
-            reports, damages = _read_log(self.reports)
-        if damages or not reports:
-            reports = {**_read_events(self.checkpoint_dir), **reports}
-            problems += filter(None, damages)
-        if not reports:
-            problems.append("no reports yet")
-        return Run(self.path, config, [reports[step] for step in sorted(reports)], problems)
-
-    def add_report(self, report: dict) -> None:
-        """Appends a report."""
-        self._check_held()
-        with writing(self.reports), self.reports.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report) + "\n")
-
-    def drop_reports(self, after: int) -> list[dict]:
-        """Drops the reports after a number of images; returns the others. Keeps a copy of a damaged file."""
-        self._check_held()
-        run = self.read()
-        kept = [report for report in run.metrics if report["step"] <= after]
-        text = "".join(json.dumps(report) + "\n" for report in kept)
-        if self.reports.exists():
-            with writing(self.reports):
-                if any(self.reports.name in problem for problem in run.problems):
-                    copies = len(list(self.path.glob(f"{self.reports.name}.damaged*")))
-                    shutil.copy2(self.reports, self.path / f"{self.reports.name}.damaged{copies or ''}")
-        write_text(self.reports, text)
-        return kept
-
-    def write_arrays(self, name: str, **arrays: Any) -> None:
-        """Writes stats/<name>.npz."""
-        write_atomically(self.stats / f"{name}.npz", lambda file: np.savez(file, **arrays))
-
-    def write_rates(self, rates: np.ndarray, description: dict) -> None:
-        """Writes CTAugment's rates, and which operations and bins they belong to."""
-        write_atomically(self.stats / "rates.npy", lambda file: np.save(file, rates))
-        write_text(self.stats / "rates.json", json.dumps(description))
-
-    def write_stats(self, metrics: Iterable[str], run: Run) -> dict[str, dict[str, float]]:
-        """Writes and returns the medians of each metric of the run, as read: stats/accuracy.json, stats/ece.json …"""
-        written = {}
-        for metric in metrics:
-            _, values = run.series(metric)
-            if len(values):
-                written[metric] = medians(values)
-                write_text(self.stats / f"{metric}.json", json.dumps(written[metric], indent=2) + "\n")
-        return written
-
-    def log(self, text: str) -> None:
-        """Appends a line to train.log."""
-        with writing(self.log_file), self.log_file.open("a", encoding="utf-8", errors="backslashreplace") as log:
-            log.write(text + "\n")
-
-    # Checkpoints.
-
-    def checkpoints(self) -> list[str]:
-        """Returns the prefixes of the checkpoints, oldest first, by their files."""
-        found = {}
-        for index in self.checkpoint_dir.glob(f"{CHECKPOINT}-*.index"):
-            match = re.fullmatch(rf"{re.escape(CHECKPOINT)}-(\d+)", index.stem)
-            if match and list(self.checkpoint_dir.glob(f"{index.stem}.data-*")):
-                found[int(match[1])] = str(index.with_suffix(""))
-        return [found[number] for number in sorted(found)]
-
-    def checkpoint(self, images: int) -> str:
-        """Returns the prefix of the checkpoint after a number of labelled images."""
-        return str(self.checkpoint_dir / f"{CHECKPOINT}-{images}")
-
-    def keep_checkpoints(self, count: int) -> None:
-        """Deletes all but the newest checkpoints and writes the list of them that TensorFlow reads."""
-        self._check_held()
-        found = self.checkpoints()
-        names = [Path(prefix).name for prefix in found[-count:]]
-        lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
-        write_text(self.checkpoint_dir / "checkpoint", "\n".join(lines) + "\n")
-        for prefix in found[:-count]:
-            for file in sorted(glob.glob(glob.escape(prefix) + ".*"), reverse=True):  # the index first
-                Path(file).unlink(missing_ok=True)
-
-    def set_aside(self, prefixes: Iterable[str]) -> None:
-        """Renames damaged checkpoints, which would otherwise count as the newest."""
-        for prefix in prefixes:
-            for file in glob.glob(glob.escape(prefix) + ".*"):
-                with writing(Path(file)):
-                    os.replace(file, f"{file}.damaged")
-
-    # The lock.
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Holds the folder for this process; a UserError says who else does.
-
-        A process of this machine holds it while it lives. One of another machine, whose life cannot be seen from here,
-        holds it while it renews its lock: one that is silent is waited for, then taken over.
-        """
-        token = {"process": os.getpid(), "started": _process_start(os.getpid()), "machine": _machine(),
-                 "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        text = json.dumps(token)
-        while not self._take(text):
-            seen, beat = self._holder()
-            if seen is None:
-                continue
-            holder: dict = {}
-            with suppress(ValueError, TypeError):  # damaged, or just being written
-                holder = dict(json.loads(seen))
-            if not self._is_dead(holder, seen, beat):
-                raise UserError(f"{self.path} is being trained by process {holder.get('process')} on "
-                                f"{holder.get('host')} since {holder.get('since')}. Wait for it, stop it, or use "
-                                f"another --train_dir or --rerun; if it is gone, delete {self.lock_file.name} there.")
-            stale = self._private_file()
-            with suppress(FileNotFoundError):
-                os.rename(self.lock_file, stale)  # of several that try, one succeeds
-                if stale.read_text(errors="replace") != seen:  # and this one came too late: it has another's new lock
-                    with suppress(FileExistsError):
-                        os.link(stale, self.lock_file)
-                stale.unlink(missing_ok=True)
-        ended = threading.Event()
-
-        def beat_on() -> None:
-            while not ended.wait(BEAT_SECONDS):
-                with suppress(OSError):
-                    if self._holder()[0] == text:
-                        os.utime(self.lock_file)
-
-        threading.Thread(target=beat_on, daemon=True, name="run lock").start()
-        self._held = text
-        try:
-            yield
-        finally:
-            self._held = ""
-            ended.set()
-            with suppress(OSError):
-                if self._holder()[0] == text:
-                    self.lock_file.unlink()
-
-    def _take(self, text: str) -> bool:
-        """Creates the lock; False if there is one."""
-        mine = self._private_file()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            mine.write_text(text)
-            os.link(mine, self.lock_file)  # whole from the first moment; of several that try, one succeeds
-            return True
-        except FileExistsError:
-            if self.lock_file.is_file():
-                return False
-            raise UserError(f"{self.lock_file} is not a file: move it away.") from None
-        except OSError as error:
-            raise UserError(f"Cannot write to the run folder {self.path} ({error.strerror}). Name a writable "
-                            "--train_dir.") from error
-        finally:
-            with suppress(OSError):
-                mine.unlink()
-
-    def _private_file(self) -> Path:
-        return self.lock_file.with_suffix(f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
-
-    def _holder(self) -> tuple[str | None, float]:
-        """Returns the text of the lock (None: there is none any more) and when it was renewed."""
-        try:
-            return self.lock_file.read_text(errors="replace"), self.lock_file.stat().st_mtime
-        except FileNotFoundError:
-            return None, 0.0
-
-    def _check_held(self) -> None:
-        """Raises UserError if this process trained here but does not hold the folder any more."""
-        found = self._holder()[0] if self._held else ""
-        if found is None:
-            raise UserError(f"{self.path} was moved or deleted while it was trained. Bring it back, and the same "
-                            "command continues it.")
-        if found != self._held:
-            raise UserError(f"{self.path} was taken over by another process while this one stood still: {found[:200]}")
-
-    def _is_dead(self, holder: dict, seen: str, beat: float) -> bool:
-        if holder.get("machine") == _machine():
-            return _process_start(holder.get("process", 0)) != holder.get("started")
-        print(f"Waiting up to {SILENT_SECONDS} s to see whether process {holder.get('process')} on "
-              f"{holder.get('host')}, which holds {self.path}, is alive", file=sys.stderr, flush=True)
-        deadline = time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(0.5)
-            if self._holder() != (seen, beat):
-                return False
-        return True
-
-
-def _machine() -> str:
-    """A name for this machine since it was started, containers apart: process numbers mean something only within."""
-    facts = [socket.gethostname()]
-    with suppress(OSError):
-        facts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(facts)
-
-
-def _process_start(process: int) -> str | None:
-    """When a process of this machine started, in the kernel's ticks; None if there is no such process."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-        return None if fields[0] in "ZX" else fields[19]
-    except OSError:
-        if not Path("/proc/self").exists():  # not Linux: only whether it lives can be told
-            try:
-                os.kill(process, 0)
-            except ProcessLookupError:
-                return None
-            except OSError:  # another user's
-                pass
-            return "alive"
-        return None

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
+from libml.augment.augmenter import to_float
 from libml.augment.ops import OPS
 from libml.config import RunConfig
 from libml.data import DataFacts, SSLData, batches
@@ -26,7 +27,7 @@ from libml.errors import UserError
 from libml.learn import monitors
 from libml.learn.model import SSLModel
 from libml.results.evaluate import Evaluator, evaluate_all
-from libml.run import RunFolder
+from libml.run import Run
 
 CAPACITY = 64  # scalars a step may return, and one more that counts the steps
 PSEUDO_LABEL_SAMPLE = 512  # unlabelled images, at most, whose pseudo-labels are kept for the report page
@@ -97,15 +98,15 @@ class Trainer:
         model: created under `strategy.scope()`.
         data: what to train on.
         config: length and grid of reports are read from it.
-        folder: the run's folder.
+        run: its files.
         strategy: where to run.
         hooks: called after every report.
         group: the processes that run it, where that is known already.
     """
 
-    def __init__(self, model: SSLModel, data: SSLData, config: RunConfig, folder: RunFolder,
+    def __init__(self, model: SSLModel, data: SSLData, config: RunConfig, run: Run,
                  strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (), group: ProcessGroup | None = None):
-        self.model, self.data, self.config, self.folder = model, data, config, folder
+        self.model, self.data, self.config, self.run = model, data, config, run
         self.strategy, self.group = strategy, group or ProcessGroup(strategy)
         self.is_chief = self.group.rank == 0
         self.batch, self.options = model.options.batch, config.training
@@ -131,7 +132,7 @@ class Trainer:
                 print(text, flush=True)
         except OSError:  # the reader is gone; that does not end training, nor shall the end of the program complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        self.folder.log(text)
+        self.run.log(text)
 
     @contextmanager
     def claimed(self, environment: dict) -> Iterator[None]:
@@ -139,9 +140,9 @@ class Trainer:
         with ExitStack() as stack:
             with self.group.errors_stop_all():
                 if self.is_chief:
-                    stack.enter_context(self.folder.lock())
+                    stack.enter_context(self.run.lock.hold())
                     facts = DataFacts.of(self.data, self.model.image_statistics)
-                    self.folder.claim(self.config, environment, facts.to_dict())
+                    self.run.claim(self.config, environment, facts.to_dict())
             yield
 
     # From where the run left off.
@@ -151,16 +152,16 @@ class Trainer:
         path = None
         with self.group.errors_stop_all():
             if self.is_chief:
-                found = self.folder.checkpoints()
+                found = self.run.checkpoints()
                 path = restore_newest(self.checkpoint, found, self.log)
                 if path is None:
                     self._check_nothing_is_lost()
                 else:
-                    self.folder.set_aside(found[found.index(path) + 1:])
+                    self.run.set_aside(found[found.index(path) + 1:])
         updates = int(self.group.all_gather(self.model.updates.numpy())[0, 0])  # all continue where the chief does
         with self.group.errors_stop_all():
             if updates and not self.is_chief:
-                path = self.folder.checkpoint(updates * self.batch)
+                path = self.run.checkpoint_at(updates * self.batch)
                 if not Path(path + ".index").exists():
                     raise UserError(f"Worker {self.group.rank} does not find {path}, where the chief continues: "
                                     "--train_dir must be a folder that all machines share.")
@@ -176,18 +177,18 @@ class Trainer:
 
         A killed run may have reported where its first checkpoint was due, but nothing after that.
         """
-        reports = self.folder.read().metrics
+        reports = self.run.reports
         if reports and reports[-1]["step"] > self.options.save_updates(self.batch) * self.batch:
             kimg = reports[-1]["step"] / 1024
-            raise UserError(f"{self.folder.path} has reports up to {kimg:g} kimg, but no checkpoint in its folder tf. "
+            raise UserError(f"{self.run.path} has reports up to {kimg:g} kimg, but no checkpoint in its folder tf. "
                             "Bring that back to continue, or move the whole run folder away to start a new run.")
 
     def _drop_reports_after(self, images: int) -> None:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
-        reports = self.folder.drop_reports(images)
-        stale = list(self.folder.checkpoint_dir.glob("events.out.tfevents.*"))
+        reports = self.run.drop_reports(images)
+        stale = list(self.run.checkpoint_dir.glob("events.out.tfevents.*"))
         with self._whole_or_error("event file"):
-            self._writer = tf.summary.create_file_writer(str(self.folder.checkpoint_dir))
+            self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir))
             for report in reports:
                 self._summarize(report)
             self._writer.flush()
@@ -238,10 +239,10 @@ class Trainer:
         return distributed_batches(self.data, self.strategy, batch=self.batch, uratio=self.uratio,
                                    seed=self.options.seed, start_step=start)
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Trains to the end, or until a callback stops it. Raises Interrupted after a signal."""
         if (self.model.augmenter.jit_compile and self.strategy.num_replicas_in_sync == 1
-                and not self.folder.finished(self.config)):
+                and not self.run.fulfils(self.config)):
             self._compile_views()
         self.updates = self.restore()
         if self.updates < self.total_updates:
@@ -285,7 +286,7 @@ class Trainer:
                 if signum:
                     self.save()
                     self.log(f"Stopped by {signal.Signals(signum).name} after {self.updates} updates; state saved in "
-                             f"{self.folder.checkpoint_dir}. The same command continues.")
+                             f"{self.run.checkpoint_dir}. The same command continues.")
                     self.group.final_barrier()
                     raise Interrupted(signum)
                 if heard[:, 2].any():
@@ -328,8 +329,8 @@ class Trainer:
         rate, left = clock.report(self.total_updates - self.updates)
         report = {"step": self.updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),
                   "class_distribution": [round(float(share), 6) for share in distribution]}
-        credal = self.model.credal_sets(guesses)
-        if credal:
+        credal = {name: values.numpy() for name, values in self.model.credal_sets(to_float(images), guesses).items()}
+        if "alpha" in credal:
             alpha = [round(float(size), 5) for size in credal["alpha"]]
             covered = monitors.credal_coverage(credal["class"], credal["alpha"], self.data.labels[sample])
             report["credal"] = {"class": credal["class"][:FOLLOWED].tolist(), "alpha": alpha[:FOLLOWED],
@@ -337,32 +338,33 @@ class Trainer:
                                 **{name: round(share, 5) for name, share in covered.items()}}
         with self.group.errors_stop_all():
             if self.is_chief:
-                self.folder.add_report(report)
+                self.run.add_report(report)
                 with self._whole_or_error("event file"):
                     self._summarize(report)
                     self._writer.flush()
-                if self._saves_here() or not (self.folder.stats / "predictions.npz").exists():
+                if self._saves_here() or not (self.run.stats / "predictions.npz").exists():
                     self._write_arrays(test, {"images": images, "probabilities": guesses,
                                               "labels": self.data.labels[sample], **credal,
                                               "class_names": np.array(self.data.class_names)})
+                loss = "losses/xe" if "losses/xe" in scalars else "losses/total"
                 self.log(f"{self.updates * self.batch / 1024:10.1f} kimg  accuracy {scores['accuracy']:6.2f}  "
-                         f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  xe {scalars['losses/xe']:.4f}"
-                         f"  {rate:8.0f} images/s  time left {format_seconds(left)}")
+                         f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  {loss.split('/')[1]} "
+                         f"{scalars[loss]:.4f}  {rate:8.0f} images/s  time left {format_seconds(left)}")
         for hook in self.hooks:
             hook(self, report)
         self.callbacks.on_epoch_end(math.ceil(self.updates / self.report_updates) - 1, {
             tag: value for tag, value in report.items() if isinstance(value, int | float)})
 
     def _write_arrays(self, test: np.ndarray, pseudo_labels: dict) -> None:
-        self.folder.write_arrays("predictions", probabilities=test, labels=self.data.test_labels,
+        self.run.write_arrays("predictions", probabilities=test, labels=self.data.test_labels,
                                  step=self.updates * self.batch)
-        self.folder.write_arrays("pseudo_labels", **pseudo_labels)
+        self.run.write_arrays("pseudo_labels", **pseudo_labels)
         sure, wrong = test.max(1), test.argmax(1) != self.data.test_labels
         worst = np.flatnonzero(wrong)[np.argsort(-sure[wrong], kind="stable")]
         chosen = np.union1d(worst[:TEST_SAMPLE], np.argsort(sure, kind="stable")[:TEST_SAMPLE])
-        self.folder.write_arrays("test_samples", images=np.asarray(self.data.test_images[chosen]), index=chosen)
+        self.run.write_arrays("test_samples", images=np.asarray(self.data.test_images[chosen]), index=chosen)
         if self.model.augmenter is not None and self.model.augmenter.learns_rates:
-            self.folder.write_rates(self.model.augmenter.rates.numpy(),
+            self.run.write_rates(self.model.augmenter.rates.numpy(),
                                     {"ops": list(OPS), "bins": [list(op.bins) for op in OPS.values()]})
 
     def save(self) -> None:
@@ -371,8 +373,8 @@ class Trainer:
             if self.is_chief:
                 with self._whole_or_error("checkpoint"):
                     self.checkpoint.save_counter.assign_add(1)
-                    self.checkpoint.write(self.folder.checkpoint(self.updates * self.batch))
-                self.folder.keep_checkpoints(self.options.keep_ckpt)
+                    self.checkpoint.write(self.run.checkpoint_at(self.updates * self.batch))
+                self.run.keep_checkpoints(self.options.keep_ckpt)
 
     @contextmanager
     def _whole_or_error(self, what: str) -> Iterator[None]:
@@ -380,14 +382,14 @@ class Trainer:
             yield
         except (tf.errors.OpError, OSError) as error:
             reason = str(getattr(error, "message", error)).strip().splitlines()[0][:150]
-            good = (self.folder.checkpoints() or ["none yet"])[-1]
-            raise UserError(f"Cannot write the {what} in {self.folder.checkpoint_dir} ({reason}). Make room and give "
+            good = (self.run.checkpoints() or ["none yet"])[-1]
+            raise UserError(f"Cannot write the {what} in {self.run.checkpoint_dir} ({reason}). Make room and give "
                             f"the same command again. Last whole checkpoint: {good}.") from error
 
     def _diverged(self, last: np.ndarray) -> None:
         values = zip(self.scalar_names, last[-len(self.scalar_names) - 1:-1], strict=True)
         losses = ", ".join(f"{name} = {value:g}" for name, value in values if "losses" in name)
-        good = (self.folder.checkpoints() or ["none yet"])[-1]
+        good = (self.run.checkpoints() or ["none yet"])[-1]
         raise Diverged(f"The loss is NaN or infinite at update {self.updates + int(last[-1])}: {losses}. Last good "
                        f"checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")
 

@@ -34,7 +34,7 @@ from libml.data.names import DATASETS
 from libml.devices.machine import cpu_facts, usable_cores
 from libml.errors import UserError
 from libml.lazy import tf
-from libml.run import RunFolder
+from libml.run import Run
 
 ROOT = Path(cssl.__file__).resolve().parent.parent  # where `python -m cssl.cssl` finds this very program
 TRAJECTORY = Path(__file__).with_name("trajectory_fixmatch.npz")
@@ -165,12 +165,12 @@ def _datasets(data_dir: Path) -> str:
 
 # What several checks, the tests and scripts/lab/torture.py share.
 
-def checkpoint_contents(run: RunFolder) -> dict[str, bytes]:
+def checkpoint_contents(run: Run) -> dict[str, bytes]:
     """Returns all of a run that must repeat: variables of the last checkpoint, reports but for the clock."""
     reader = tf.train.load_checkpoint(run.checkpoints()[-1])
     found = {name: np.asarray(reader.get_tensor(name)).tobytes() for name in reader.get_variable_to_shape_map()
              if "save_counter" not in name and name != "_CHECKPOINTABLE_OBJECT_GRAPH"}
-    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().metrics]
+    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().reports]
     return found | {"reports": json.dumps(reports).encode()}
 
 
@@ -428,13 +428,13 @@ def kill_and_resume() -> str:
         "report_kimg": 0.03125, "save_kimg": 0.03125, "train_steps": 32, "strategy": "one",
         "deterministic": bool(tf.config.list_physical_devices("GPU"))}  # CPUs repeat without it
 
-    def start(train_dir: Path) -> tuple[subprocess.Popen, RunFolder]:
+    def start(train_dir: Path) -> tuple[subprocess.Popen, Run]:
         flags = {**options, "train_dir": str(train_dir)}
         process = subprocess.Popen(
             [sys.executable, "-m", "cssl.cssl", *(f"--{name}={value}" for name, value in flags.items())], cwd=ROOT,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         stack.callback(_end, process)
-        return process, RunFolder(RunConfig.of(CSSL, **flags).folder())
+        return process, Run(RunConfig.of(CSSL, **flags).folder())
 
     def finish(process: subprocess.Popen) -> None:
         _, errors = process.communicate(timeout=CHILD_SECONDS)
@@ -446,7 +446,7 @@ def kill_and_resume() -> str:
         process, killed = start(Path(folder, "killed"))
         end = time.monotonic() + CHILD_SECONDS
         while process.poll() is None and time.monotonic() < end and not (
-                killed.checkpoints() and killed.reports.exists()):
+                killed.checkpoints() and killed.report_file.exists()):
             time.sleep(0.005)
         process.kill()
         _, errors = process.communicate()

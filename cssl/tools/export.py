@@ -44,8 +44,8 @@ def main() -> None:
     except ValueError:
         raise UserError(f"--temperature={args.temperature}: expected a number, such as 1.") from None
     cli.start_tensorflow()
-    described = cssl.export(args.run, args.output, data_dir=args.data_dir, temperature=temperature, onnx=args.onnx,
-                            force=args.force)
+    described = cssl.open(args.run, data_dir=args.data_dir).export(args.output, temperature=temperature, onnx=args.onnx,
+                                                                   force=args.force)
     print(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
           f"{len(described['class_names'])} classes; {described['calibration']}")
     if described["scores"]:

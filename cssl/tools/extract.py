@@ -9,7 +9,7 @@ import sys
 
 from cssl import tools
 from libml.results.metrics import METRICS
-from libml.run import RunFolder, find_runs
+from libml.run import find_runs
 
 
 def main(metric: str = "accuracy") -> int:
@@ -18,10 +18,8 @@ def main(metric: str = "accuracy") -> int:
     parser.add_argument("--metric", choices=tuple(METRICS), default=metric, help="default: %(default)s")
     args = parser.parse_args()
     failed = False
-    for path in find_runs(args.runs):
-        folder = RunFolder(path)
-        run = folder.read()
-        written = folder.write_stats([args.metric], run).get(args.metric)
+    for run in find_runs(args.runs):
+        path, written = run.path, run.write_stats([args.metric]).get(args.metric)
         problems = run.problems + ([] if written else [f"no {args.metric} to extract"])
         if written:
             state = "" if run.finished else f"  unfinished: {run.progress()}"

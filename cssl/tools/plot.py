@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from cssl import tools
 from libml.errors import UserError
 from libml.results import plots, tables
-from libml.run import Run, read_runs
+from libml.run import Run, find_runs
 
 KINDS = ("curves", "reliability", "pseudo", "classes", "credal", "forest")
 MAX_PANELS = 12
@@ -59,13 +59,13 @@ def main() -> None:
                                                         "metrics.jsonl, with commas between")
     parser.add_argument("--against", default="CSSL", metavar="ROW", help="of `forest`; default: %(default)s")
     args = parser.parse_args()
-    runs = read_runs(args.runs)
+    runs = find_runs(args.runs)
     for run in runs:
         for problem in run.problems:
             print(f"warning: {run.path}: {problem}", file=sys.stderr)
-        if run.metrics and not run.finished:
+        if run.reports and not run.finished:
             print(f"warning: {run.path}: unfinished ({run.progress()})", file=sys.stderr)
-    figure = plot(args.kind, [run for run in runs if run.metrics], args.tags.split(","), args.against)
+    figure = plot(args.kind, [run for run in runs if run.reports], args.tags.split(","), args.against)
     print("\n".join(map(str, plots.save(figure, args.output or Path("figures") / args.kind))))
 
 

@@ -2,9 +2,9 @@
 
     cssl-predict RUN_OR_EXPORT FILES_OR_FOLDERS … [--csv=FILE | --json]
 
-Prints CSV with the columns file, class, probability. --all adds the whole distribution, --credal the set {p : p(y) >=
-1 - alpha} that the method would have used as label, --coverage=0.9 the classes of which the true one is one with that
-probability. --sort=uncertainty puts first what to label next, --sheet draws it. Images of any size are resized as
+Prints CSV with the columns file, class, probability. --all adds the whole distribution, --credal the credal set
+that the method would have used as label (CSSL, C2S2L), --coverage=0.9 the classes of which the true one is one with
+that probability. --sort=uncertainty puts first what to label next, --sheet draws it. Images of any size are resized as
 training folders are. Files that cannot be read are listed on stderr at the end; if none can, the exit code is 2.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import cssl
 from cssl import cli, tools
 from libml.errors import UserError
-from libml.run import check_writable, write_atomically
+from libml.writing import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from libml.results.predict import Predictions
@@ -78,7 +78,7 @@ def main() -> None:
     output.add_argument("--csv", type=Path, metavar="FILE", help="write the CSV there instead of printing it")
     output.add_argument("--json", action="store_true", help="print a JSON list instead")
     parser.add_argument("--all", action="store_true", help="the probability of every class too")
-    parser.add_argument("--credal", action="store_true", help="class, alpha and credal set, by the method's own rule")
+    parser.add_argument("--credal", action="store_true", help="the credal set that the method would have used as label")
     parser.add_argument("--coverage", help="conformal sets of this coverage, from the run's validation images")
     parser.add_argument("--sort", choices=("uncertainty",), help="most uncertain files (1 - max p) first")
     parser.add_argument("--sheet", type=Path, metavar="FILE.png",
@@ -89,14 +89,19 @@ def main() -> None:
     for file in filter(None, (args.csv, args.sheet)):
         check_writable(file)
     cli.start_tensorflow()
-    found = cssl.predict(args.run, args.files, data_dir=args.data_dir)
+    from libml.results.predict import EXPORT_FILE
+
+    if (Path(args.run) / EXPORT_FILE).exists():
+        found = cssl.open_export(args.run).predict(args.files, credal=args.credal)
+    else:
+        found = cssl.open(args.run, data_dir=args.data_dir).predict(args.files, credal=args.credal)
     if not found.files:
         file, reason = found.unreadable[0]
         raise UserError(f"None of the {len(found.unreadable)} files can be read as an image; the first, {file}: "
                         f"{reason}")
     if args.sort:
         found = found.by_uncertainty()
-    records = found.records(whole=args.all, credal=args.credal, coverage=coverage)
+    records = found.records(whole=args.all, coverage=coverage)
     if args.csv:
         text = to_csv(records).encode("utf-8", "surrogateescape")  # names of files keep their bytes
         write_atomically(args.csv, lambda file: file.write(text))

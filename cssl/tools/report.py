@@ -20,7 +20,8 @@ from cssl import tools
 from libml.errors import UserError
 from libml.results import plots, tables
 from libml.results.metrics import METRICS, shown
-from libml.run import Run, medians, read_runs, write_text
+from libml.run import Run, find_runs, medians
+from libml.writing import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --text: #1b1f24; --line: #d0d7de; --shade: #f6f8fa; --quiet: #57606a;
@@ -127,7 +128,7 @@ class Samples:
         self.images, self.q, self.labels = arrays["images"], arrays["probabilities"], arrays["labels"]
         self.names = [text(name) for name in arrays["class_names"]]
         self.known, self.right = self.labels >= 0, self.q.argmax(1) == self.labels
-        self.reports = [report["credal"] for report in run.metrics if "credal" in report]
+        self.reports = [report["credal"] for report in run.reports if "credal" in report]
         self.credal = run.arrays("pseudo_labels", ("class", "alpha", "aligned")) if self.reports else {}
 
     def truth(self, index: int) -> str:
@@ -208,14 +209,14 @@ def test_images(run: Run) -> str:
 def comparison(first: Run, second: Run) -> str:
     """Sets two runs beside each other: settings in which they differ, results, agreement, calibration, classes."""
     pair = (first, second)
-    names = [f"{letter}: {run.method} on {run.config.get('dataset', '?')}"
+    names = [f"{letter}: {run.method} on {run.settings.get('dataset', '?')}"
              for letter, run in zip("AB", pair, strict=True)]
-    shared = {*first.config} & {*second.config}
-    settings = [[key, *(str(run.config[key]) for run in pair)] for key in sorted(shared)
-                if first.config[key] != second.config[key]]
+    shared = {*first.settings} & {*second.settings}
+    settings = [[key, *(str(run.settings[key]) for run in pair)] for key in sorted(shared)
+                if first.settings[key] != second.settings[key]]
     parts = ["<h2>Side by side</h2>", table([["", *names], *(settings or [["settings", "the same", "the same"]])])]
     for letter, run in zip("AB", pair, strict=True):
-        own = ", ".join(f"{key} = {value}" for key, value in sorted(run.config.items()) if key not in shared)
+        own = ", ".join(f"{key} = {value}" for key, value in sorted(run.settings.items()) if key not in shared)
         parts.append(f'<p class="quiet">Settings that only {letter} has: {text(own)}.</p>' if own else "")
     tags = [tag for tag in METRICS if all(len(run.series(tag)[1]) for run in pair)]
     if tags:
@@ -243,20 +244,20 @@ def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
     environment = run.described("args/environment.json") or {"environment": "not recorded"}
     command = environment.pop("command", None)
     parts = [f'<details class="run"{" open" if opened else ""}><summary>{text(run.method)} on '
-             f'{text(run.config.get("dataset", "?"))} <span class="quiet">({text(state)})</span></summary>',
+             f'{text(run.settings.get("dataset", "?"))} <span class="quiet">({text(state)})</span></summary>',
              f'<p class="quiet"><code>{text(run.path)}</code></p>', *map(note, run.problems)]
-    if run.metrics:
+    if run.reports:
         columns = {tag: medians(run.series(tag)[1]) for tag in METRICS if len(run.series(tag)[1])}
         parts.append(table([["median of the last", *(shown(tag).column for tag in columns)], *(
             [str(int(last[4:])), *(f"{values[last]:.{shown(tag).digits}f}" for tag, values in columns.items())]
             for last in medians([]))]))
     if command:
         parts.append(f"<h4>Command</h4><pre>{text(command)}</pre>")
-    settings = "<br>".join(f"{text(key)} = {text(value)}" for key, value in sorted(run.config.items()))
+    settings = "<br>".join(f"{text(key)} = {text(value)}" for key, value in sorted(run.settings.items()))
     parts.append("<details><summary>Environment and configuration</summary>"
                  f"{table([list(environment), [str(value) for value in environment.values()]])}"
                  f'<p class="settings">{settings}</p></details>')
-    if run.metrics and figures:
+    if run.reports and figures:
         parts += ["<h4>Calibration on the test set</h4>",
                   figure(lambda: plots.reliability([run]), "reliability diagram and histogram of confidences"),
                   "<h4>Accuracy of each class</h4>",
@@ -272,7 +273,7 @@ def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
 
 def page(runs: list[Run], title: str, images: bool = True) -> str:
     """Builds the page; `images` says whether it shows those of the datasets."""
-    reported = [run for run in runs if run.metrics]
+    reported = [run for run in runs if run.reports]
     tags = ["error", *(tag for tag in METRICS
                        if tag != "accuracy" and any(len(run.series(tag)[1]) for run in reported))]
     grid = tables.summarise(runs, tags)
@@ -315,7 +316,7 @@ def main() -> None:
     parser.add_argument("--title", default="Semi-supervised learning runs")
     parser.add_argument("--no-images", action="store_true", help="leave out the images of the datasets: a small page")
     args = parser.parse_args()
-    write_text(args.output, page(read_runs(args.runs), args.title, not args.no_images))
+    write_text(args.output, page(find_runs(args.runs), args.title, not args.no_images))
     print(args.output)
 
 

@@ -39,7 +39,8 @@ from libml.data.names import parse_name
 from libml.devices.machine import usable_cores
 from libml.errors import UserError
 from libml.results import paper
-from libml.run import Run, RunFolder, write_text
+from libml.run import Run
+from libml.writing import write_text
 
 SMALLEST = min(kimg for table in paper.TABLES.values() for kimg in table.train_kimg.values())
 AT_ONCE = "runs at the same time, each with its share of the cores (default: %(default)s)"
@@ -88,7 +89,8 @@ class Job:
     def finished(self) -> Run | None:
         """Returns this run if it is on disk and has reached its end."""
         config = self.config()
-        return RunFolder(config.folder()).finished(config)
+        run = Run(config.folder())
+        return run if run.fulfils(config) else None
 
 
 def scaled(flags: dict, scale: int) -> dict:

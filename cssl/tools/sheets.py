@@ -20,6 +20,7 @@ from libml.augment.spec import parse_augment, parse_policy
 from libml.data.names import parse_name
 from libml.errors import UserError
 from libml.lazy import tf
+from libml.run import find_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,11 +38,8 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"--rates={rates}: not a readable .npy file ({error})") from error
     else:
-        from libml import experiment
-
-        path, _ = experiment.find_checkpoint(str(checkpoint))
         try:
-            reader = tf.train.load_checkpoint(path)
+            reader = tf.train.load_checkpoint(find_checkpoint(str(checkpoint)))
         except (tf.errors.OpError, ValueError) as error:
             raise UserError(f"--checkpoint={checkpoint}: not a readable checkpoint") from error
         shapes = reader.get_variable_to_shape_map()

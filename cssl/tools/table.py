@@ -17,7 +17,7 @@ import sys
 from cssl import tools
 from libml.errors import UserError
 from libml.results import metrics, paper, tables
-from libml.run import read_runs
+from libml.run import find_runs
 
 
 def seed_list(text: str) -> list[int]:
@@ -52,7 +52,7 @@ def main() -> None:
     if args.against and args.compare:
         raise UserError("--against and --compare are two tables: give one of them.")
     seeds = seed_list(args.seeds) if args.seeds else ()
-    grid = tables.summarise(read_runs(args.runs), tags, seeds, args.unfinished, args.last)
+    grid = tables.summarise(find_runs(args.runs), tags, seeds, args.unfinished, args.last)
     notes = list(grid.notes)
     if args.compare:
         chosen = (args.table,) if args.table else tuple(paper.TABLES)

@@ -455,13 +455,13 @@ class SSLModel(KerasModel):
         del q, a
         return None
 
-    def credal_sets(self, q: np.ndarray) -> dict[str, np.ndarray]:
+    def credal_sets(self, images: tf.Tensor, q: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns class, alpha and aligned prediction for predictions q [N, C]; {} for methods without credal sets."""
         a = q = tf.convert_to_tensor(q)
         if self.uses_alignment:
             a = self._align(q, self.predictions.value)
         found = self.credal_set(q, a)
-        return {} if found is None else {"class": found[0].numpy(), "alpha": found[1].numpy(), "aligned": a.numpy()}
+        return {} if found is None else {"class": found[0], "alpha": found[1], "aligned": a}
 
     # One update.
 

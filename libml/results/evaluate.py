@@ -9,6 +9,7 @@ from libml.data import SSLData
 from libml.learn.model import SSLModel
 from libml.results import metrics
 
+MAX_CLASSES = 20  # that a table of scores lists
 SMALL_PIXELS = 2 ** 17  # in a batch: 512 images of 16x16
 
 
@@ -81,3 +82,24 @@ def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float],
         for prefix, probabilities in zip(("", "/raw"), both, strict=True):
             scores |= metrics.scores(probabilities[i], labels, prefix + ("" if name == "test" else f"/{name}"))
     return scores, both[0][list(sets).index("test")]
+
+
+def table_of_scores(title: str, scores: dict[str, float], data: SSLData) -> str:
+    """Formats the scores of both models on the sets of a dataset, and the test accuracy of its classes."""
+    columns = [(f"{prefix.strip('/')} {metric.title}".strip(), metric, prefix) for prefix in ("", "/raw")
+               for metric in metrics.METRICS.values()]
+    widths = [max(10, len(name) + 2) for name, *_ in columns]
+    lines = [title, f"{'':<16}" + "".join(f"{name:>{width}}" for (name, *_), width in
+                                          zip(columns, widths, strict=True))]
+    for part in ("train_labeled", "valid", "test"):
+        suffix = "" if part == "test" else f"/{part}"
+        if f"accuracy{suffix}" in scores:
+            lines.append(f"{part:<16}" + "".join(f"{scores[metric.name + prefix + suffix]:>{width}.{metric.digits}f}"
+                                                 for (_, metric, prefix), width in zip(columns, widths, strict=True)))
+    counts = np.bincount(data.test_labels, minlength=data.num_classes)
+    classes = {name: count for name, count in zip(data.class_names, counts, strict=True) if count}
+    worst = sorted(classes, key=lambda name: scores[f"accuracy/class/{name}"])
+    lines.append(f"test accuracy by class, {'worst first' if len(worst) <= MAX_CLASSES else 'the worst'}:")
+    for name in worst[:MAX_CLASSES]:
+        lines.append(f"  {name:<30} {scores[f'accuracy/class/{name}']:>6.2f} % of {classes[name]}")
+    return "\n".join(lines)

@@ -9,10 +9,10 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -20,14 +20,16 @@ import tensorflow as tf
 
 from libml import networks
 from libml.augment.augmenter import to_float
-from libml.data import SSLData
 from libml.errors import UserError
-from libml.experiment import Restored, environment_facts, images_of
 from libml.learn.model import SSLModel
 from libml.networks.pretrained import Application
 from libml.results import calibration, metrics
-from libml.results.predict import EXPORT_FILE, SAVED_MODEL, Classifier, CredalRule
-from libml.run import write_text, writing
+from libml.results.predict import EXPORT_FILE, SAVED_MODEL, Classifier
+from libml.writing import write_text, writing
+
+if TYPE_CHECKING:
+    from libml.data import SSLData
+    from libml.run import Run
 
 FORMAT = "cssl-export 1"
 KERAS, TFLITE, ONNX, CLASSES = "model.keras", "model.tflite", "model.onnx", "classes.json"
@@ -127,14 +129,22 @@ def _dense(dense: Any, x: Any) -> Any:
     return _like(keras.layers.Dense(dense.units, name=dense.name), x, [dense.kernel, dense.bias])
 
 
-def use_averages(model: SSLModel) -> None:
-    """Puts the averaged weights into the network; the model is not to be trained after that."""
-    for variable, average in zip(model.network.trainable_variables, model.ema_weights, strict=True):
+@contextlib.contextmanager
+def averaged(model: SSLModel) -> Iterator[None]:
+    """Puts the averaged weights into the network, and the current ones back at the end."""
+    variables = model.network.trainable_variables
+    current = [variable.numpy() for variable in variables]
+    for variable, average in zip(variables, model.ema_weights, strict=True):
         variable.assign(average)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, current, strict=True):
+            variable.assign(value)
 
 
 def plain_model(model: SSLModel, image_shape: tuple[int, int, int], temperature: float = 1.0) -> keras.Model:
-    """Returns a Keras model of plain layers from uint8 images to {"logits", "probabilities"}, after `use_averages`."""
+    """Returns a model of plain Keras layers from uint8 images to {"logits", "probabilities"}; call it `averaged`."""
     images = keras.Input(image_shape, dtype="uint8", name="images")
     scale, offset = 1 / 127.5, -1.0
     if model.image_statistics is not None:  # one layer for both: ((x / 127.5 - 1) - mean) / deviation
@@ -190,14 +200,15 @@ def decode(encoded: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
 
 class Serving(tf.Module):
-    """The averaged model with its preprocessing and class names, as a SavedModel; after `use_averages`."""
+    """The averaged model with its preprocessing and class names, as a SavedModel; while it is `averaged`."""
 
-    def __init__(self, model: SSLModel, class_names: list[str], image_shape: tuple[int, int, int],
-                 temperature: float = 1.0):
+    def __init__(self, model: SSLModel, classifier: Classifier, temperature: float):
         super().__init__()
-        self.weights = [variable.value for variable in model.network.variables]
-        self.class_names = tf.Variable(class_names, trainable=False)
-        height, width, channels = image_shape
+        items = {name: item for name, item in model.checkpoint_items().items()
+                 if name == "predictions" or name.startswith("state_")}
+        self.variables_used = [*(variable.value for variable in model.network.variables), *items.values()]
+        self.class_names = tf.Variable(classifier.class_names, trainable=False)
+        height, width, channels = classifier.image_shape
 
         @tf.function(input_signature=[tf.TensorSpec([None, height, width, channels], tf.uint8, name="images")])
         def from_images(images):
@@ -210,12 +221,17 @@ class Serving(tf.Module):
             spec = tf.TensorSpec([height, width, channels], tf.uint8)
             return from_images(tf.map_fn(lambda one: decode(one, height, width), encoded, fn_output_signature=spec))
 
-        self.from_images, self.from_bytes = from_images, from_bytes
+        self.signatures = {"serving_default": from_images, "images": from_images, "bytes": from_bytes}
+        if classifier.credal is not None:
+            @tf.function(input_signature=from_images.input_signature)
+            def credal(images):
+                return model.credal_sets(to_float(images), tf.nn.softmax(from_images(images)["logits"]))
+
+            self.signatures["credal"] = credal
 
     def save(self, folder: Path) -> None:
         """Writes the SavedModel."""
-        tf.saved_model.save(self, str(folder), signatures={
-            "serving_default": self.from_images, "images": self.from_images, "bytes": self.from_bytes})
+        tf.saved_model.save(self, str(folder), signatures=self.signatures)
 
 
 # Calibration.
@@ -267,15 +283,6 @@ def check_target(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} holds an export already. --force replaces it; or name a new folder.")
 
 
-def require_onnx() -> Any:
-    """Returns tf2onnx, or raises UserError."""
-    if importlib.util.find_spec("tf2onnx") is None:
-        raise UserError("ONNX needs the package tf2onnx, which is not installed: pip install tf2onnx onnx.")
-    import tf2onnx
-
-    return tf2onnx
-
-
 def run_saved_model(folder: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
     """Runs a SavedModel of ours on uint8 images."""
     loaded = tf.saved_model.load(str(folder))
@@ -305,14 +312,6 @@ def run_tflite(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
     return runner(images=images)
 
 
-def write_onnx(plain: keras.Model, file: Path) -> None:
-    """Converts to ONNX."""
-    tf2onnx = require_onnx()
-    specification = [tf.TensorSpec(plain.inputs[0].shape, tf.uint8, name="images")]
-    function = tf.function(lambda images: plain(images, training=False), input_signature=specification)
-    tf2onnx.convert.from_function(function, input_signature=specification, opset=17, output_path=str(file))
-
-
 def run_onnx(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
     """Runs an ONNX model of ours on uint8 images; needs onnxruntime."""
     import onnxruntime
@@ -331,23 +330,37 @@ def _difference(name: str, found: Any, expected: np.ndarray) -> float:
     return difference
 
 
-def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | None = None,
+def export_run(run: Run, folder: Path, *, temperature: float | None, onnx: bool, force: bool) -> dict:
+    """Writes an export of a run; see `Run.export`."""
+    from libml.experiment import restore
+
+    check_target(folder, force)
+    config = run.config
+    # Weights are float32 in every precision.
+    model = restore(run, config.replace(mixed_precision="off")) if config.scale.mixed_precision != "off" else run.model
+    origin = {"method": config.method.__name__, "dataset": config.data.dataset, "run": str(run.path.resolve()),
+              "checkpoint": run.checkpoint}
+    return export(model, run.facts.class_names, lambda: run.data, folder, origin=origin, temperature=temperature,
+                  onnx=onnx, force=force)
+
+
+def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData], folder: Path, *, origin: dict,
            temperature: float | None = None, onnx: bool = False, force: bool = False) -> dict:
-    """Writes an export of a run's averaged model, all of it or nothing; returns what export.json says.
+    """Writes an export of a model's averaged weights, all of it or nothing; returns what export.json says.
 
     Args:
-        restored: the run, in float32.
+        model: in float32.
+        class_names: one name per class.
+        data: returns images to calibrate with and to score; where it raises UserError, nothing is calibrated.
         folder: where to put it.
-        run: where the run is, for the record.
-        data: the run's images, if they are at hand; else they are loaded, and where that fails nothing is calibrated.
+        origin: what export.json says of where the model comes from.
         temperature: the one to use instead of fitting it.
         onnx: whether to write ONNX too.
         force: whether an older export there is replaced.
     """
-    folder = Path(folder)
     check_target(folder, force)
-    if onnx:
-        require_onnx()
+    if onnx and importlib.util.find_spec("tf2onnx") is None:
+        raise UserError("ONNX needs the package tf2onnx, which is not installed: pip install tf2onnx onnx.")
     if temperature is not None and not calibration.LOWEST <= temperature <= calibration.HIGHEST:
         raise UserError(f"temperature={temperature}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
     with writing(folder):
@@ -355,7 +368,12 @@ def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | N
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         place.chmod(0o755)
     try:
-        described = _write(restored, place, run, data, temperature, onnx)
+        classifier = Classifier.of_model(model, class_names, data)
+        try:
+            calibrated = calibrate(classifier, data(), temperature)
+        except UserError as error:
+            calibrated = Calibration(temperature or 1.0, f"temperature {temperature or 1:g}, not calibrated: {error}")
+        described = _write(model, classifier, place, origin, calibrated, onnx)
         with writing(folder):
             _move(place, folder)
     except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
@@ -366,44 +384,36 @@ def export(restored: Restored, folder: Path, *, run: str = "", data: SSLData | N
     return described
 
 
-def _write(restored: Restored, place: Path, run: str, data: SSLData | None, temperature: float | None,
-           onnx: bool) -> dict:
-    """Calibrates, writes all files, and compares each with the run."""
-    model, facts, config = restored.model, restored.facts, restored.config
-    classifier = Classifier.of_run(restored, data)
-    try:
-        calibrated = calibrate(classifier, images_of(restored) if data is None else data, temperature)
-    except UserError as error:
-        if data is not None:
-            raise
-        calibrated = Calibration(temperature or 1.0, f"temperature {temperature or 1:g}, not calibrated: {error}")
+def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, calibrated: Calibration, onnx: bool,
+           ) -> dict:
+    """Writes all files, and compares each with the model."""
     temperature = calibrated.temperature
-    sample = np.random.default_rng(0).integers(0, 256, (16, *facts.image_shape), np.uint8)
+    sample = np.random.default_rng(0).integers(0, 256, (16, *classifier.image_shape), np.uint8)
     expected = calibration.probabilities(classifier(sample)[0], temperature)
-    use_averages(model)
-    plain = plain_model(model, facts.image_shape, temperature)
-    serving = Serving(model, facts.class_names, facts.image_shape, temperature)
-    forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
-        SAVED_MODEL: (serving.save, run_saved_model), KERAS: (plain.save, run_keras),
-        TFLITE: (partial(write_tflite, plain), run_tflite)}
-    if onnx:
-        forms[ONNX] = partial(write_onnx, plain), run_onnx
-    differences = {}
-    for name, (write, run_form) in forms.items():
-        with writing(place):
-            write(place / name)
-        if name != ONNX or importlib.util.find_spec("onnxruntime"):
-            differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
+    with averaged(model):
+        plain = plain_model(model, classifier.image_shape, temperature)
+        plain(sample)  # Keras exports what has been called
+        forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
+            SAVED_MODEL: (Serving(model, classifier, temperature).save, run_saved_model),
+            KERAS: (plain.save, run_keras), TFLITE: (partial(write_tflite, plain), run_tflite)}
+        if onnx:
+            forms[ONNX] = partial(plain.export, format="onnx", verbose=False), run_onnx
+        differences = {}
+        for name, (write, run_form) in forms.items():
+            with writing(place):
+                write(place / name)
+            if name != ONNX or importlib.util.find_spec("onnxruntime"):
+                differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
+    from libml.experiment import environment_facts
+
     environment = environment_facts()
     described = {
-        "format": FORMAT, "class_names": facts.class_names, "image_shape": list(facts.image_shape),
-        "method": config.method.__name__, "dataset": config.data.dataset, "run": run,
-        "checkpoint": restored.checkpoint, "updates": int(model.updates.numpy()),
-        "temperature": temperature, "calibration": calibrated.note, "scores": calibrated.scores,
-        "credal": dataclasses.asdict(CredalRule.of(model)), "conformity_scores": calibrated.conformity_scores,
+        "format": FORMAT, "class_names": classifier.class_names, "image_shape": list(classifier.image_shape), **origin,
+        "updates": int(model.updates.numpy()), "temperature": temperature, "calibration": calibrated.note,
+        "scores": calibrated.scores, "conformity_scores": calibrated.conformity_scores,
         "largest_difference_of_a_probability": differences,
         **{key: environment[key] for key in ("commit", "tensorflow", "keras")}}
-    write_text(place / CLASSES, json.dumps(facts.class_names, indent=1) + "\n")
+    write_text(place / CLASSES, json.dumps(classifier.class_names, indent=1) + "\n")
     write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")
     return described
 

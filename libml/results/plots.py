@@ -16,7 +16,8 @@ from libml.errors import UserError
 from libml.results import metrics
 from libml.results.paper import Column
 from libml.results.tables import Difference, mean_and_std, row_labels
-from libml.run import Run, writing
+from libml.run import Run
+from libml.writing import writing
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -145,7 +146,7 @@ def _add_legends(figure: Figure) -> None:
 
 
 def _title(run: Run) -> str:
-    return f"{run.method}\n{run.config.get('dataset', run.path.name)}"
+    return f"{run.method}\n{run.settings.get('dataset', run.path.name)}"
 
 
 def reliability(runs: Sequence[Run], bins: int = 15) -> Figure:
@@ -180,7 +181,7 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
     """Draws, for each run, the classes predicted for the test images over time, and at the end beside the truth."""
     figure, axes = _figure(2, len(runs), 3.8, 2.6)
     for (top, bottom), run in zip(axes.T, runs, strict=True):
-        pairs = [(report["step"], report["class_distribution"]) for report in run.metrics
+        pairs = [(report["step"], report["class_distribution"]) for report in run.reports
                  if report.get("class_distribution")]
         if not pairs:
             raise UserError(f"{run.path} has reported no class_distribution: nothing to draw.")
@@ -233,7 +234,7 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
 
 def credal_sets(run: Run) -> Figure | None:
     """Plots how the credal sets of a sample of unlabelled images shrink: deciles of alpha; None if there are none."""
-    reports = [report for report in run.metrics if "credal" in report]
+    reports = [report for report in run.reports if "credal" in report]
     if not reports:
         return None
     steps = np.asarray([report["step"] for report in reports]) / 1024
@@ -270,7 +271,7 @@ def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
     """
     groups: dict = defaultdict(list)
     for run in runs:
-        if any("truth" in report.get("credal", {}) for report in run.metrics):
+        if any("truth" in report.get("credal", {}) for report in run.reports):
             groups[run.dataset.dataset, run.dataset.labels or 0].append(run)
     if not groups:
         raise UserError(f"None of the {len(runs)} runs has credal sets of images whose classes are known: nothing to "
@@ -278,7 +279,7 @@ def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
     figure, axes = _figure(len(groups), 3, 3.6, 2.8)
     for (left, middle, right), ((dataset, labels), same) in zip(axes, sorted(groups.items()), strict=True):
         def of_sets(name: str, same=same) -> list:
-            reports = [[report for report in run.metrics if name in report.get("credal", {})] for run in same]
+            reports = [[report for report in run.reports if name in report.get("credal", {})] for run in same]
             return [(np.asarray([r["step"] for r in found]), np.asarray([r["credal"][name] for r in found]))
                     for found in reports]
 

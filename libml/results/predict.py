@@ -8,20 +8,24 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from libml import experiment
 from libml.augment.augmenter import to_float
-from libml.data import SSLData
 from libml.data.files import IMAGE_SUFFIXES, image_files
 from libml.data.sources import read_image
 from libml.errors import UserError
-from libml.learn import losses
+from libml.learn.model import SSLModel
 from libml.results import calibration
+
+if TYPE_CHECKING:
+    from libml.data import SSLData
+    from libml.run import Run
+
+    Tensors = dict[str, tf.Tensor]
 
 BATCH = 256
 EXPORT_FILE, SAVED_MODEL = "export.json", "saved_model"
@@ -32,78 +36,52 @@ def batch_size(count: int) -> int:
     return min(BATCH, max(8, 1 << (count - 1).bit_length()))
 
 
-@dataclasses.dataclass(frozen=True)
-class CredalRule:
-    """How a method makes a credal set {p : p(y) >= 1 - alpha} of its prediction q for an unlabelled image.
-
-    Attributes:
-        mean_prediction: moving average of predictions to align with, [C]; None for methods that do not align.
-        class_prior: p~ [C].
-        alpha_bound: smallest alpha.
-        reference: whether y is the class of the "raw" or of the "aligned" prediction.
-    """
-
-    mean_prediction: list[float] | None = None
-    class_prior: list[float] | None = None
-    alpha_bound: float = 0.0
-    reference: str = "raw"
-
-    @classmethod
-    def of(cls, model: Any) -> CredalRule:
-        """Reads the rule off a trained model."""
-        own = {name: getattr(model.options, name) for name in ("alpha_bound", "reference")
-               if hasattr(model.options, name)}
-        if not model.uses_alignment:
-            return cls(**own)
-        mean = np.asarray(model.predictions).mean(0)
-        return cls((mean / mean.sum()).tolist(), np.asarray(model.class_prior).tolist(), **own)
-
-    def __call__(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns class y [N] and alpha [N] of logits [N, C]."""
-        q = tf.nn.softmax(logits)
-        a = q
-        if self.mean_prediction is not None:
-            a = losses.align(q, p_data=self.class_prior, p_model=self.mean_prediction)
-        y, alpha = losses.credal_set(q, a, self.alpha_bound, self.reference)
-        return y.numpy(), alpha.numpy()
-
-
-@dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A trained model, from a run or from an export.
+    """From uint8 images to logits, probabilities and credal sets: a trained model, or an export of one.
 
-    Attributes:
-        name: where it comes from.
+    Args:
+        name: of the method.
         class_names: one name per class.
         image_shape: height, width, channels.
         function: from uint8 images [N, H, W, 3] to logits and probabilities [N, C].
-        credal: how its method makes a set of a prediction.
-        held_out_scores: `calibration.conformity_scores` of the validation images.
+        credal: from images to the method's credal sets, see `SSLModel.credal_sets`; None for methods without any.
+        held_out_scores: returns `calibration.conformity_scores` of the validation images.
     """
 
-    name: str
-    class_names: list[str]
-    image_shape: tuple[int, int, int]
-    function: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    credal: CredalRule
-    held_out_scores: Callable[[], np.ndarray]
+    def __init__(self, name: str, class_names: Sequence[str], image_shape: tuple[int, int, int],
+                 function: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]], *,
+                 credal: Callable[[tf.Tensor], Tensors] | None = None,
+                 held_out_scores: Callable[[], np.ndarray]):
+        self.name, self.class_names, self.image_shape = name, list(class_names), image_shape
+        self.function, self.credal, self.held_out_scores = function, credal, held_out_scores
 
     @classmethod
-    def of_run(cls, restored: experiment.Restored, data: SSLData | None = None) -> Classifier:
-        """The averaged model of a run; the run's images, needed for conformal sets only, are loaded unless given."""
-        model, facts = restored.model, restored.facts
-
-        @tf.function
+    def of_model(cls, model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData]) -> Classifier:
+        """The averaged weights of a model; `data` returns the images that conformal sets are calibrated with."""
+        @tf.function(autograph=False)
         def function(images):
             logits = model.infer(to_float(images))
             return logits, tf.nn.softmax(logits)
 
-        def scores() -> np.ndarray:
-            images, labels = (experiment.images_of(restored) if data is None else data).held_out()
-            return calibration.conformity_scores(made(images)[1], labels)
+        @tf.function(autograph=False)
+        def credal(images):
+            images = to_float(images)
+            return model.credal_sets(images, tf.nn.softmax(model.infer(images)))
 
-        made = cls(restored.checkpoint, facts.class_names, facts.image_shape, function, CredalRule.of(model), scores)
-        return made
+        def scores() -> np.ndarray:
+            images, labels = data().held_out()
+            return calibration.conformity_scores(classifier(images)[1], labels)
+
+        height, width, channels = model.image_shape
+        has_sets = type(model).credal_sets is not SSLModel.credal_sets
+        classifier = cls(type(model).__name__, class_names, (height, width, channels), function,
+                         credal=credal if has_sets else None, held_out_scores=scores)
+        return classifier
+
+    @classmethod
+    def of_run(cls, run: Run) -> Classifier:
+        """The averaged weights of a run's checkpoint."""
+        return cls.of_model(run.model, run.facts.class_names, lambda: run.data)
 
     @classmethod
     def of_export(cls, folder: Path) -> Classifier:
@@ -111,13 +89,13 @@ class Classifier:
         try:
             facts = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
             names, (height, width, channels) = list(facts["class_names"]), map(int, facts["image_shape"])
-            rule, scores = CredalRule(**facts["credal"]), np.asarray(facts["conformity_scores"], np.float64)
+            scores = np.asarray(facts["conformity_scores"], np.float64)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder / EXPORT_FILE} does not describe an export ({type(error).__name__}: {error}). "
                             "Export the run again.") from error
         try:
             loaded = tf.saved_model.load(str(folder / SAVED_MODEL))
-            signature = loaded.signatures["images"]
+            signature, credal = loaded.signatures["images"], loaded.signatures.get("credal")
             shapes = signature.structured_input_signature[1]["images"].shape, signature.output_shapes["logits"]
         except Exception as error:  # a different type for every kind of damage
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
@@ -128,25 +106,50 @@ class Classifier:
                             f"{tuple(shapes[0][1:])}: they do not match. Export the run again.")
 
         def function(images):
-            found = signature(images=images)
-            return found["logits"], found["probabilities"]
+            outputs = signature(images=images)
+            return outputs["logits"], outputs["probabilities"]
 
-        function.keep = loaded  # type: ignore[attr-defined]  # a signature does not hold its variables
-        return cls(str(folder), names, (height, width, channels), function, rule, lambda: scores)
+        classifier = cls(str(facts.get("method", "?")), names, (height, width, channels), function,
+                         credal=credal and (lambda images: credal(images=images)), held_out_scores=lambda: scores)
+        classifier._loaded = loaded  # a signature does not hold its variables
+        return classifier
 
-    def __call__(self, images: np.ndarray, batch: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Returns logits and probabilities [N, C] of uint8 images [N, H, W, 3], in padded batches of one shape."""
+    _loaded: Any = None
+
+    def in_batches(self, function: Callable[[tf.Tensor], Tensors], images: np.ndarray, batch: int = 0,
+                   ) -> dict[str, np.ndarray]:
+        """Returns what a function makes of uint8 images [N, H, W, 3], in padded batches of one shape."""
         if images.dtype != np.uint8 or images.shape[1:] != self.image_shape:
             raise UserError(f"Images are {images.dtype} of shape {list(images.shape)}; expected uint8 of shape "
                             f"{['N', *self.image_shape]}.")
-        size = batch or batch_size(len(images))
-        found = [np.zeros((0, 2, len(self.class_names)), np.float32)]
-        for start in range(0, len(images), size):
+        size, parts = batch or batch_size(len(images)), []
+        for start in range(0, max(len(images), 1), size):
             chunk = np.asarray(images[start:start + size])
             padded = np.concatenate([chunk, np.zeros((size - len(chunk), *self.image_shape), np.uint8)])
-            found.append(np.stack([x.numpy() for x in self.function(tf.constant(padded))], 1)[:len(chunk)])
-        both = np.concatenate(found)
-        return both[:, 0], both[:, 1]
+            parts.append({name: value.numpy()[:len(chunk)] for name, value in function(tf.constant(padded)).items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def __call__(self, images: np.ndarray, batch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns logits and probabilities [N, C] of uint8 images."""
+        outputs = self.in_batches(lambda x: dict(zip(("logits", "probabilities"), self.function(x), strict=True)),
+                                  images, batch)
+        return outputs["logits"], outputs["probabilities"]
+
+
+class Export:
+    """A folder that an export wrote: predicts without the run.
+
+    Args:
+        folder: the export.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.path = Path(folder)
+        self.classifier = Classifier.of_export(self.path)
+
+    def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:
+        """Classifies image files, as `Run.predict`."""
+        return predict(self.classifier, find_files(images), credal=credal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +162,8 @@ class Predictions:
         logits: [N, C].
         probabilities: [N, C].
         classifier: who says it.
+        credal: the method's credal sets, if they were asked for: class [N], alpha [N] and aligned [N, C] of sets
+            {p : p(class) >= 1 - alpha}, or possibility [N, C], the largest probability of every set of classes.
     """
 
     files: list[str]
@@ -166,6 +171,7 @@ class Predictions:
     logits: np.ndarray
     probabilities: np.ndarray
     classifier: Classifier
+    credal: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def classes(self) -> list[str]:
@@ -181,11 +187,8 @@ class Predictions:
         """The same, the most uncertain first."""
         order = np.argsort(-self.uncertainty, kind="stable")
         return dataclasses.replace(self, files=[self.files[i] for i in order], logits=self.logits[order],
-                                   probabilities=self.probabilities[order])
-
-    def credal(self) -> tuple[np.ndarray, np.ndarray]:
-        """Class number y [N] and alpha [N] of the set {p : p(y) >= 1 - alpha} that would label each file."""
-        return self.classifier.credal(self.logits)
+                                   probabilities=self.probabilities[order],
+                                   credal={name: values[order] for name, values in self.credal.items()})
 
     def sets(self, coverage: float) -> list[list[str]]:
         """Conformal sets: of files like the validation images, this share of the sets holds the true class."""
@@ -193,16 +196,15 @@ class Predictions:
         members = calibration.prediction_sets(self.probabilities, threshold)
         return [[self.classifier.class_names[c] for c in np.flatnonzero(row)] for row in members]
 
-    def records(self, *, whole: bool = False, credal: bool = False, coverage: float | None = None) -> list[dict]:
-        """One dictionary per file: file, class, probability, and on request the distribution and both kinds of set."""
+    def records(self, *, whole: bool = False, coverage: float | None = None) -> list[dict]:
+        """One dictionary per file: file, class, probability, credal sets if they were asked for, and on request the
+        distribution and conformal sets."""
         names = self.classifier.class_names
         records: list[dict[str, Any]] = [
             {"file": file, "class": name, "probability": _shortest(p.max())}
             for file, name, p in zip(self.files, self.classes, self.probabilities, strict=True)]
-        if credal:
-            for record, y, alpha in zip(records, *self.credal(), strict=True):
-                record |= {"credal_class": names[y], "alpha": _shortest(alpha),
-                           "credal_set": f"p({names[y]}) >= {1 - alpha:.4g}"}
+        for i, record in enumerate(records if self.credal else ()):
+            record |= self._credal_record(i)
         if coverage is not None:
             for record, members in zip(records, self.sets(coverage), strict=True):
                 record["set"] = members
@@ -211,14 +213,27 @@ class Predictions:
                 record["probabilities"] = dict(zip(names, map(_shortest, p), strict=True))
         return records
 
+    def _credal_record(self, i: int) -> dict[str, Any]:
+        """Describes one credal set."""
+        names = self.classifier.class_names
+        if "possibility" in self.credal:
+            pi = self.credal["possibility"][i]
+            order = [c for c in np.argsort(-pi, kind="stable") if pi[c] > 0]
+            return {"credal_class": names[order[0]],
+                    "credal_set": ", ".join(f"pi({names[c]}) = {pi[c]:.4g}" for c in order)}
+        y, alpha = self.credal["class"][i], self.credal["alpha"][i]
+        return {"credal_class": names[y], "alpha": _shortest(alpha),
+                "credal_set": f"p({names[y]}) >= {1 - alpha:.4g}"}
+
 
 def _shortest(value: np.floating) -> float:
     """The number with the fewest digits that is this float32."""
     return float(str(value))
 
 
-def find_files(places: Iterable[str | Path]) -> list[Path]:
+def find_files(places: str | Path | Iterable[str | Path]) -> list[Path]:
     """Returns the files named, and the images below the folders named; what is named twice is there once."""
+    places = [places] if isinstance(places, str | Path) else places
     found: dict[Path, None] = {}
     for place in map(Path, places):
         if not place.exists():
@@ -242,12 +257,21 @@ def _decoded(files: Sequence[Path], height: int, width: int, batch: int) -> Iter
             yield [future.result() for future in current]
 
 
-def predict(classifier: Classifier, files: Sequence[Path]) -> Predictions:
+def predict(classifier: Classifier, files: Sequence[Path], *, credal: bool = False) -> Predictions:
     """Classifies files, resized to the classifier's image size; with a progress bar on a terminal."""
+    if credal and classifier.credal is None:
+        raise UserError(f"{classifier.name} has no credal sets to show: its method labels images with distributions. "
+                        "Leave --credal out, or use a run of CSSL or C2S2L.")
     (height, width, _), batch = classifier.image_shape, batch_size(len(files))
     read: list[str] = []
     unreadable: list[tuple[str, str]] = []
-    found: list[tuple[np.ndarray, np.ndarray]] = [classifier(np.zeros((0, *classifier.image_shape), np.uint8))]
+
+    def outputs(images: np.ndarray) -> dict[str, np.ndarray]:
+        logits, probabilities = classifier(images, batch)
+        sets = classifier.in_batches(classifier.credal, images, batch) if credal and classifier.credal else {}
+        return {"logits": logits, "probabilities": probabilities, **sets}
+
+    parts: list[dict[str, np.ndarray]] = []
     with warnings.catch_warnings(), tqdm(total=len(files), unit="img", disable=None) as bar:
         warnings.simplefilter("ignore")  # Pillow's about odd files; of all threads, as filters belong to the process
         remaining = iter(files)
@@ -260,7 +284,8 @@ def predict(classifier: Classifier, files: Sequence[Path]) -> Predictions:
                     read.append(str(file))
                     images.append(image)
             if images:
-                found.append(classifier(np.stack(images), batch))
+                parts.append(outputs(np.stack(images)))
             bar.update(len(decoded))
-    logits, probabilities = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return Predictions(read, unreadable, logits, probabilities, classifier)
+    parts = parts or [outputs(np.zeros((0, *classifier.image_shape), np.uint8))]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Predictions(read, unreadable, joined.pop("logits"), joined.pop("probabilities"), classifier, joined)

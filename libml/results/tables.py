@@ -73,7 +73,7 @@ class Grid:
 
 def settings(run: Run) -> dict:
     """Returns what may set a run apart from another of its method: configuration and number of validation images."""
-    return {"valid": run.dataset.valid} | {key: value for key, value in run.config.items() if sets_row_apart(key)}
+    return {"valid": run.dataset.valid} | {key: value for key, value in run.settings.items() if sets_row_apart(key)}
 
 
 def row_labels(runs: Sequence[Run]) -> list[str]:
@@ -103,9 +103,9 @@ def summarise(runs: list[Run], tags: Iterable[str] = ("error",), expected_seeds:
     tags, expected_seeds, notes = tuple(tags), sorted(set(expected_seeds)), []
     for run in runs:
         notes += [f"{run.path}: {problem}" for problem in run.problems]
-        if run.config and run.metrics and not run.finished:
+        if run.settings and run.reports and not run.finished:
             notes.append(f"{run.path}: unfinished ({run.progress()}), {'included' if unfinished else 'left out'}")
-    known = [run for run in runs if run.config]
+    known = [run for run in runs if run.settings]
     groups: dict = defaultdict(lambda: defaultdict(list))
     for run, label in zip(known, row_labels(known), strict=True):
         name = run.dataset
@@ -116,7 +116,7 @@ def summarise(runs: list[Run], tags: Iterable[str] = ("error",), expected_seeds:
         missing = [seed for seed in expected_seeds if seed not in all_by_seed]
         if missing:
             notes.append(f"{place}: no run of split seed {', '.join(map(str, missing))}")
-        usable = {seed: [run for run in same if run.metrics and (run.finished or unfinished)]
+        usable = {seed: [run for run in same if run.reports and (run.finished or unfinished)]
                   for seed, same in sorted(all_by_seed.items())}
         by_seed = {seed: same for seed, same in usable.items() if same}
         notes += [f"{place}: {len(same)} runs of split seed {seed}, counted once by their mean: "
@@ -212,7 +212,7 @@ def compare_with_paper(grid: Grid, tables: Iterable[str] = tuple(paper.TABLES)) 
     for (row, column), ours in grid.cells.items():
         printed = column._replace(metric="error") if column.metric == "accuracy" else column
         run = ours.runs[0]
-        near = paper.nearest_cell({**run.config, "valid": run.dataset.valid}, printed, tuple(tables))
+        near = paper.nearest_cell({**run.settings, "valid": run.dataset.valid}, printed, tuple(tables))
         theirs, difference, within = None, float("nan"), None
         if near:
             theirs = near.cell
