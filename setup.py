@@ -21,7 +21,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
     python_requires=">=3.10",
-    package_data={"cssl": ["py.typed"], "libml": ["py.typed"], "cssl.tools": ["*.sh", "*.npz"],
+    package_data={"cssl": ["py.typed", "*.pyi"], "libml": ["py.typed"], "cssl.tools": ["*.sh", "*.npz"],
                   "libml.augment": ["*.json"]},
     entry_points={"console_scripts": [*(f"{command} = cssl.cli:console" for command in METHODS),
                                       *(f"cssl-{tool} = cssl.tools:console" for tool in TOOLS)]},

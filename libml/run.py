@@ -280,7 +280,7 @@ class Run:
 
     # What training writes.
 
-    def claim(self, config: RunConfig, environment: dict, facts: dict) -> None:
+    def claim(self, config: RunConfig, environment: dict, facts: dict | None = None) -> None:
         """Writes the configuration and what is known of the data; refuses a folder with another configuration's run."""
         self.read()
         if self.fulfils(config):
@@ -306,7 +306,8 @@ class Run:
         self._sweep(self.path)
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
-        write_text(self.facts_file, json.dumps(facts, indent=1))
+        if facts is not None:
+            write_text(self.facts_file, json.dumps(facts, indent=1))
         self.__dict__.pop("settings", None)  # they may say another length now
 
     def _sweep(self, folder: Path) -> None:

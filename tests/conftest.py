@@ -99,11 +99,11 @@ def shipped(tmp_path_factory) -> Shipped:
             file = folder / "images" / part / names[label] / f"{number:03d}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(file)
-    result = train(RunConfig.of(
+    run = train(RunConfig.of(
         CSSL, dataset=f"folder:{folder / 'images'}.1@60-60", image_size=16, whiten=True, batch=16, uratio=2, filters=4,
         repeat=1, scales=2, augment="d.d.x", ema=0.9, bn_momentum=0.9, alpha_bound=0.05, train_steps=48, report_kimg=4,
         data_dir=str(folder / "data"), train_dir=str(folder / "runs")))
-    return Shipped(result.folder.path, folder / "images", folder / "data")
+    return Shipped(run.path, folder / "images", folder / "data")
 
 
 @pytest.fixture(scope="session")
@@ -112,5 +112,5 @@ def exported(shipped, tmp_path_factory) -> Path:
     import cssl
 
     folder = tmp_path_factory.mktemp("exported") / "model"
-    cssl.export(shipped.run, folder)
+    cssl.open(shipped.run).export(folder)
     return folder

@@ -221,17 +221,17 @@ class Serving(tf.Module):
             spec = tf.TensorSpec([height, width, channels], tf.uint8)
             return from_images(tf.map_fn(lambda one: decode(one, height, width), encoded, fn_output_signature=spec))
 
-        self.signatures = {"serving_default": from_images, "images": from_images, "bytes": from_bytes}
+        self.served = {"serving_default": from_images, "images": from_images, "bytes": from_bytes}
         if classifier.credal is not None:
             @tf.function(input_signature=from_images.input_signature)
             def credal(images):
                 return model.credal_sets(to_float(images), tf.nn.softmax(from_images(images)["logits"]))
 
-            self.signatures["credal"] = credal
+            self.served["credal"] = credal
 
     def save(self, folder: Path) -> None:
         """Writes the SavedModel."""
-        tf.saved_model.save(self, str(folder), signatures=self.signatures)
+        tf.saved_model.save(self, str(folder), signatures=self.served)
 
 
 # Calibration.

@@ -287,7 +287,7 @@ def test_each_class_is_evaluated(run, cache, program):
     with np.load(path / "stats" / "predictions.npz") as stored:
         hits, labels = stored["probabilities"].argmax(1) == stored["labels"], stored["labels"]
     expected = {name: 100 * hits[labels == c].mean() for c, name in enumerate(COUNTS)}
-    scores = cssl.evaluate(path, data_dir=str(cache))
+    scores = cssl.open(path, data_dir=str(cache)).evaluate()
     assert {name: scores[f"accuracy/class/{name}"] for name in COUNTS} == pytest.approx(expected, abs=1e-9)
     for found in (scores, report):
         assert found["balanced_accuracy"] == pytest.approx(np.mean(list(expected.values())), abs=1e-9)

@@ -15,7 +15,7 @@ from libml.devices.distribute import create_strategy, find_cluster
 from libml.devices.slurm import expand_hosts, slurm_cluster, tasks_per_node
 from libml.errors import UserError
 from libml.results.evaluate import Evaluator
-from libml.run import RunFolder
+from libml.run import Run
 from libml.train import Trainer
 
 BATCH, URATIO = 8, 2
@@ -251,8 +251,8 @@ def small_trainer(replicas, digits, folder, steps):
         model = CSSL(network, 10, options=CSSL.Options(batch=8, uratio=2), augmenter=augmenter)
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=steps, report_kimg=2 * 8 / 1024,
                           save_kimg=2 * 8 / 1024, schedule_kimg=1.0)
-    RunFolder(folder).claim(config, {})
-    return Trainer(model, digits, config, RunFolder(folder), strategy)
+    Run(folder).claim(config, {})
+    return Trainer(model, digits, config, Run(folder), strategy)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from libml.errors import UserError
 from libml.learn import monitors
 from libml.results import plots, tables
 from libml.results.paper import Column
-from libml.run import RunFolder, read_runs
+from libml.run import Run, find_runs
 
 ACCURACY = Column("cifar10", 40, "accuracy")
 
@@ -87,7 +87,7 @@ def test_tables_against_a_row(compared):
 def test_forest_and_credal_figures(compared, tmp_path):
     done = invoke("plot", "forest", compared, "--tags=accuracy,ece", "-o", tmp_path / "forest")
     assert done.stdout.split() == [str(tmp_path / "forest.png"), str(tmp_path / "forest.svg")]
-    grid = tables.summarise(read_runs([compared]), ("accuracy", "ece"), last=1)
+    grid = tables.summarise(find_runs([compared]), ("accuracy", "ece"), last=1)
     figure = plots.forest(tables.differences(grid, "CSSL"), "CSSL")
     left, right = figure.axes
     splits, interval, mean = (line.get_xdata() for line in left.lines[:3])
@@ -96,12 +96,12 @@ def test_forest_and_credal_figures(compared, tmp_path):
     with pytest.raises(UserError, match="Nothing to compare with VAT"):
         invoke("plot", "forest", compared, "--against=VAT")
 
-    left, middle, right = plots.credal_validity(read_runs([compared])).axes
+    left, middle, right = plots.credal_validity(find_runs([compared])).axes
     assert [line.get_label() for line in left.lines] == ["mean alpha", "error of pseudo-labels"]
     np.testing.assert_allclose(left.lines[0].get_ydata(), [1 / 2, 1 / 3, 1 / 4, 1 / 5])
     np.testing.assert_allclose(left.lines[1].get_ydata(), [0.8, 0.6, 0.4, 0.2])
     np.testing.assert_allclose(middle.lines[1].get_ydata(), [0.3, 0.5, 0.7, 0.9])
-    arrays = read_runs([compared])[0].arrays("pseudo_labels", ("class", "alpha", "labels"))
+    arrays = find_runs([compared])[0].arrays("pseudo_labels", ("class", "alpha", "labels"))
     known = arrays["labels"] >= 0
     promised, hits = 1 - arrays["alpha"][known], (arrays["class"] == arrays["labels"])[known]
     points = {round(float(line.get_xdata()[0]), 5): float(line.get_ydata()[0]) for line in right.lines[:-1]}
@@ -110,11 +110,11 @@ def test_forest_and_credal_figures(compared, tmp_path):
         if here.any():
             assert points[round(float(promised[here].mean()), 5)] == pytest.approx(hits[here].mean())
     with pytest.raises(UserError, match="has credal sets of images whose classes are known"):
-        invoke("plot", "credal", *[run.path for run in read_runs([compared]) if run.method == "FixMatch"])
+        invoke("plot", "credal", *[run.path for run in find_runs([compared]) if run.method == "FixMatch"])
 
 
 def test_credal_sets_in_numbers(compared):
-    runs = [run for run in read_runs([compared]) if run.method == "CSSL"]
+    runs = [run for run in find_runs([compared]) if run.method == "CSSL"]
     header, half, end = evidence.credal_table(runs)  # of 4 kimg, reports at 1, 2, 3 and 4: none at an eighth
     assert half == ["cifar10", "0.5", "0.333 to 0.333", "0.600 to 0.600", "0.400 to 0.400"]
     assert end == ["cifar10", "1", "0.200 to 0.200", "0.200 to 0.200", "0.800 to 0.800"]
@@ -138,7 +138,7 @@ def test_coverage_of_credal_sets():
 
 
 def test_claims(compared):
-    grid = tables.summarise(read_runs([compared]), evidence.TAGS, last=1)
+    grid = tables.summarise(find_runs([compared]), evidence.TAGS, last=1)
     _, few, calibrated = evidence.claims_table([grid])  # reports at 1, 2, 3 and 4 of 4 kimg: none at an eighth
     assert few[1:] == ["cifar10", "FixMatch", "+3.00", "+2.00 to +4.00", "+0.52 to +5.48", "3 of 3", "yes"]
     assert calibrated[1:] == ["cifar10", "FixMatch", "-0.020", "-0.030 to -0.010", "-0.045 to +0.005", "0 of 3",
@@ -159,13 +159,13 @@ def test_claims_at_the_start(tmp_path):
     for seed in (1, 2):
         for method, start in (("CSSL", 30.0 + seed), ("FixMatch", 25.0)):
             write_run(tmp_path, [start, *[50] * 7], method=method, dataset=f"cifar10.{seed}@40-1", train_kimg=8)
-    claims = evidence.claims_table([tables.summarise(read_runs([tmp_path]), evidence.TAGS, last=1)])
+    claims = evidence.claims_table([tables.summarise(find_runs([tmp_path]), evidence.TAGS, last=1)])
     assert claims[-1] == ["faster at the start (accuracy at 0.125 of the length)", "cifar10", "FixMatch", "+6.50",
                           "+6.00 to +7.00", "+0.15 to +12.85", "2 of 2", "yes"]
 
 
 def test_claims_are_listed_one_after_the_other_over_all_datasets(compared):
-    runs = read_runs([compared])
+    runs = find_runs([compared])
     grids = [tables.summarise([run for run in runs if run.method in methods], evidence.TAGS, last=1)
              for methods in (("CSSL", "FixMatch"), ("CSSL",), ("FixMatch",), ("CSSL", "FixMatch"))]
     lines = evidence.claims_table(grids)  # where one of the two is missing there is nothing to answer
@@ -175,7 +175,7 @@ def test_claims_are_listed_one_after_the_other_over_all_datasets(compared):
 def test_the_start_is_the_first_report_from_an_eighth_on(tmp_path):
     write_run(tmp_path, [float(kimg) for kimg in range(1, 32)], method="CSSL", dataset="cifar10.1@40-1", train_kimg=31)
     write_run(tmp_path, [float(kimg) for kimg in range(1, 5)], method="CSSL", dataset="cifar10.2@40-1", train_kimg=4)
-    found = evidence.start_values(read_runs([tmp_path]))
+    found = evidence.start_values(find_runs([tmp_path]))
     assert found[1] == 4  # 3.875 kimg
     assert np.isnan(found[2])  # 1 kimg is twice an eighth
 
@@ -188,12 +188,12 @@ def test_equal_results_are_no_answer():
 def test_the_originals_numbers_beside_ours(tmp_path):
     for method, accuracy in (("CSSL", 38.0), ("CSSL", 37.0), ("CSSL", 37.5), ("FixMatch", 30.0)):
         write_run(tmp_path, [accuracy] * 64, [0.1] * 64, method=method, dataset="cifar10.3@250-1", train_kimg=64)
-    lines = evidence.curves_table(read_runs([tmp_path]))
+    lines = evidence.curves_table(find_runs([tmp_path]))
     assert lines[1] == ["CSSL", "32", "accuracy %", "37.9", "37.50", "37.00 to 38.00", "3", "yes"]
     assert lines[2] == ["CSSL", "32", "ECE", "0.155", "0.100", "0.100 to 0.100", "3", "no"]
     assert lines[5][-2:] == ["1", "–"]  # one run has no spread
     assert len(lines) == 1 + 8
-    figure = evidence.curves_figure(read_runs([tmp_path]))
+    figure = evidence.curves_figure(find_runs([tmp_path]))
     assert any(list(line.get_xdata()) == [32, 56] for line in figure.axes[0].lines)
 
 
@@ -212,14 +212,14 @@ def test_jobs_are_commands_that_the_program_takes(tmp_path):
 def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
     file, elsewhere = tmp_path / "runs.jsonl", tmp_path / "elsewhere"
     write_run(compared, [100 * count / 360 for count in (341, 343, 344, 346)], method="LSMatch")
-    runs = read_runs([compared])
+    runs = find_runs([compared])
     record.save(runs[:4], compared, file)
     first = file.read_text()
     record.save(runs, compared, file)
     assert len(file.read_text().splitlines()) == 7 and set(first.splitlines()) <= set(file.read_text().splitlines())
     assert str(tmp_path) not in file.read_text()
     assert record.restore(file, elsewhere) == 7 and record.restore(file, elsewhere) == 0
-    again = read_runs([elsewhere])
+    again = find_runs([elsewhere])
     for ours, theirs in zip(runs, again, strict=True):
         assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(compared) and not theirs.problems
         assert theirs.config == ours.config and theirs.finished
@@ -241,11 +241,11 @@ def test_a_record_keeps_how_long_a_run_took(tmp_path):
     path = write_run(tmp_path / "here", [50.0] * 4)
     begun = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
     os.utime(path / "metrics.jsonl", (begun + 90, begun + 90))
-    record.save(read_runs([path]), tmp_path / "here", tmp_path / "runs.jsonl")
+    record.save(find_runs([path]), tmp_path / "here", tmp_path / "runs.jsonl")
     record.restore(tmp_path / "runs.jsonl", tmp_path / "there")
-    assert record.seconds(read_runs([tmp_path / "there"])[0]) == 90
+    assert record.seconds(find_runs([tmp_path / "there"])[0]) == 90
     (path / "args/environment.json").write_text("{}")
-    assert record.seconds(read_runs([path])[0]) == 0  # unknown
+    assert record.seconds(find_runs([path])[0]) == 0  # unknown
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def benchmarks(tmp_path, monkeypatch):
 def write_finished(job):
     """Writes the folder of a finished run."""
     config = job.config()
-    folder = RunFolder(config.folder())
+    folder = Run(config.folder())
     folder.claim(config, {"commit": "0123abc", "machine": "a CPU", "started": "2026-01-01 00:00:00"})
     with folder.lock():
         folder.add_report({"step": int(config.training.train_kimg * 1024), "accuracy": 91.0, "ece": 0.1, "nll": 0.5})

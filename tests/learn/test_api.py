@@ -353,8 +353,8 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
                      hooks=hooks)
 
     broken = start("broken", hooks=[stop_at_once])
-    assert len(broken.run.metrics) == 1 and isinstance(broken.model.network, keras.Sequential)
-    path = broken.folder.path
+    assert len(broken.run.reports) == 1 and isinstance(broken.model.network, keras.Sequential)
+    path = broken.path
     assert path.parent.name == "Augment_turned" and path.name.startswith("CSSL_network_tiny_net_alpha_bound0.0_batch8_")
 
     def changed(num_classes, image_shape, activation="gelu"):
@@ -372,23 +372,23 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
     assert cssl.load_model(tmp_path / "2.keras").fingerprint() == whole.model.fingerprint()
     assert list((tmp_path / "logs/train").glob("events*"))
     assert finished.model.fingerprint() == whole.model.fingerprint()
-    assert len(finished.run.metrics) == len(whole.run.metrics) == 2
+    assert len(finished.run.reports) == len(whole.run.reports) == 2
     batch = next(iter(digits.dataset(whole.model)))
     pixels = tf.cast(tf.round((whole.model.make_views(batch)["strong"] + 1) * 127.5), tf.int32)
     difference = pixels - (255 - tf.cast(batch["unlabeled"][:, ::-1], tf.int32))
     assert set(np.unique(difference)) == {0, 1, 2}
 
-    scores = cssl.evaluate(path, network=tiny_net)
-    assert scores["accuracy"] == finished.run.metrics[-1]["accuracy"]
+    scores = cssl.open(path, network=tiny_net).evaluate()
+    assert scores["accuracy"] == finished.run.reports[-1]["accuracy"]
     assert "| CSSL" in invoke("table", tmp_path / "whole").stdout
     with pytest.raises(UserError, match="a network of its own, tiny_net-.*: give the function that builds it"):
-        cssl.evaluate(path)
-    stored = RunConfig.from_json(CSSL, whole.folder.args.read_text())
+        cssl.open(path).evaluate()
+    stored = RunConfig.from_json(CSSL, whole.args.read_text())
     with pytest.raises(UserError, match="a strong augmentation of its own, turned: give it, as strong="):
         train(stored, network=tiny_net)
     assert train(stored, network=tiny_net, strong=turned).model.fingerprint() == whole.model.fingerprint()
     with pytest.raises(UserError, match="This is a run with own_network=.* but own_network=.* was given"):
-        cssl.evaluate(path, network=changed)
+        cssl.open(path, network=changed).evaluate()
     output = []
     monkeypatch.setattr("builtins.print", lambda *text, **options: output.append(str(text[0])))
     assert cli.run(CSSL, ["own.py", f"--eval_ckpt={path}"], network=tiny_net) == 0

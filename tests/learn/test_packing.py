@@ -13,7 +13,7 @@ from libml import data, networks
 from libml.augment import Augmenter
 from libml.config import RunConfig
 from libml.learn.packing import Packing
-from libml.run import RunFolder
+from libml.run import Run
 from libml.train import Trainer, update_loop
 
 CONTROL = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "Switch", "Enter"}
@@ -75,8 +75,8 @@ def digits():
 
 def trainer(model, digits, folder, **settings):
     config = RunConfig.of(type(model), dataset="digits.1@40-1", batch=model.options.batch, train_steps=4, **settings)
-    RunFolder(folder).claim(config, {})
-    return Trainer(model, digits, config, RunFolder(folder), tf.distribute.get_strategy())
+    Run(folder).claim(config, {})
+    return Trainer(model, digits, config, Run(folder), tf.distribute.get_strategy())
 
 
 def own_network():

@@ -14,7 +14,7 @@ from libml.config import RunConfig, ScaleOptions
 from libml.data import load
 from libml.devices.distribute import POLICIES, check_jit
 from libml.errors import UserError
-from libml.run import RunFolder
+from libml.run import Run
 from libml.train import Trainer
 
 
@@ -147,8 +147,8 @@ def test_what_xla_cannot_compile_runs_without(method, compiles, tmp_path, capsys
     augmenter = Augmenter("x.x.x", image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
     model = make_model(method=method, jit=True, augmenter=augmenter, classes=10, size=16)
     config = RunConfig.of(method, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=2)
-    RunFolder(tmp_path).claim(config, {})
-    Trainer(model, load("digits.1@40-1", tmp_path), config, RunFolder(tmp_path), tf.distribute.get_strategy()).run()
+    Run(tmp_path).claim(config, {})
+    Trainer(model, load("digits.1@40-1", tmp_path), config, Run(tmp_path), tf.distribute.get_strategy()).run()
     assert int(model.updates.numpy()) == 2
     assert ("warning: XLA cannot compile" in capsys.readouterr().out) != compiles
     assert model.jit == compiles

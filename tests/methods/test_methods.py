@@ -14,7 +14,7 @@ from libml import networks
 from libml.config import describe
 from libml.learn import optim
 from libml.learn.model import Equal, SSLModel, fold_in
-from libml.run import RunFolder
+from libml.run import Run
 
 METHODS = sorted(cssl.methods().values())
 # Two reports and checkpoints, one every four updates. No policies: they take most of the time to build a graph, and
@@ -42,7 +42,7 @@ def test_train_continue_evaluate_extract(module, tmp_path, program):
     flags += ["--warmup_kimg=0.0234375"] * ("warmup_kimg" in describe(method.Options))  # three updates
     program(method, *flags)
     path, wanted, undisturbed = run_of(tmp_path)
-    newest = RunFolder(path).checkpoints()[-1]
+    newest = Run(path).checkpoints()[-1]
     for file in path.glob(f"tf/{Path(newest).name}.*"):
         file.unlink()
     assert "4 of 8 updates done" in program(method, *flags).stdout

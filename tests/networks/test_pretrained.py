@@ -472,7 +472,7 @@ def test_a_run_goes_on_without_the_file_it_started_from(weight_files, tmp_path, 
     np.testing.assert_allclose(first, weight_files[1][0], atol=0.05)  # four small steps from the file's 0.1 to 1
     file.unlink()
     assert "This run is finished" in program(Supervised, *flags).stdout
-    accuracy = cssl.evaluate(path)["accuracy"]
+    accuracy = cssl.open(path).evaluate()["accuracy"]
     assert f"accuracy {accuracy:6.2f}" in shown
     done = program(Supervised, *flags, f"--rerun={tmp_path.name}", code=2)
     assert "There is no file of weights" in done.stderr

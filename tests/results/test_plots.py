@@ -5,7 +5,7 @@ from helpers import invoke, write_run
 
 from libml.errors import UserError
 from libml.results import metrics, plots
-from libml.run import RunFolder, read_runs
+from libml.run import Run, find_runs
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_over_seeds():
 
 
 def test_curves_show_the_mean_over_seeds(folder):
-    write = plots.curves(read_runs([folder]), ("error",))
+    write = plots.curves(find_runs([folder]), ("error",))
     axis, = write.axes
     assert drawn(axis) == {"CSSL (2)": ([1, 2], [17, 5.5]), "FixMatch (2)": ([1, 2], [22, 10.5])}
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
@@ -41,14 +41,14 @@ def test_curves_show_the_mean_over_seeds(folder):
 
 
 def test_pseudo_labels_leave_out_what_no_run_reports(folder):
-    figure = plots.curves(read_runs([folder]), ("monitors/mask", "monitors/nothing", "monitors/alpha"))
+    figure = plots.curves(find_runs([folder]), ("monitors/mask", "monitors/nothing", "monitors/alpha"))
     assert [axis.get_ylabel() for axis in figure.axes] == ["mask rate", "mean alpha"]
     with pytest.raises(UserError, match="monitors/nothing: nothing to draw"):
-        plots.curves(read_runs([folder]), ("monitors/nothing",))
+        plots.curves(find_runs([folder]), ("monitors/nothing",))
 
 
 def test_reliability_bars_are_the_accuracies(folder):
-    run = next(run for run in read_runs([folder]) if run.method == "CSSL")
+    run = next(run for run in find_runs([folder]) if run.method == "CSSL")
     stored = np.load(run.path / "stats/predictions.npz")
     diagram = metrics.reliability(stored["probabilities"], stored["labels"])
     top, bottom = plots.reliability([run]).axes
@@ -60,16 +60,16 @@ def test_reliability_bars_are_the_accuracies(folder):
 
 
 def test_class_distribution_beside_the_truth(folder):
-    run = next(run for run in read_runs([folder]) if run.method == "CSSL")
+    run = next(run for run in find_runs([folder]) if run.method == "CSSL")
     bottom = plots.class_distribution([run]).axes[1]
     heights = [bar.get_height() for bar in bottom.patches]
-    assert heights[:10] == pytest.approx(run.metrics[-1]["class_distribution"])
+    assert heights[:10] == pytest.approx(run.reports[-1]["class_distribution"])
     labels = np.load(run.path / "stats/predictions.npz")["labels"]
     assert heights[10:] == pytest.approx((np.bincount(labels, minlength=10) / 200).tolist())
 
 
 def test_class_accuracy(folder):
-    runs = [run for run in read_runs([folder]) if run.method == "CSSL"]
+    runs = [run for run in find_runs([folder]) if run.method == "CSSL"]
     stored = [np.load(run.path / "stats/predictions.npz") for run in runs]
     axis, = plots.class_accuracy(runs).axes
     expected = [100 * np.mean(arrays["probabilities"][arrays["labels"] == c].argmax(1) == c)
@@ -82,7 +82,7 @@ def test_class_accuracy(folder):
 
 
 def test_credal_sets_over_time(folder):
-    runs = read_runs([folder])
+    runs = find_runs([folder])
     axis, = plots.credal_sets(next(run for run in runs if run.method == "CSSL")).axes
     assert drawn(axis)["median"] == ([1, 2], [0.5, 0.25])  # the deciles of report n are 0, 0.1 / n … 1 / n
     heights = [band.get_paths()[0].vertices[:, 1] for band in axis.collections]
@@ -101,7 +101,7 @@ def test_names_that_fonts_lack(recwarn):
 
 
 def test_augmentation_rates(folder):
-    run = next(run for run in read_runs([folder]) if run.method == "CSSL")
+    run = next(run for run in find_runs([folder]) if run.method == "CSSL")
     axis = plots.augmentation_rates(run).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["blur", "rescale", "rescale [2]"]
     shown = axis.images[0].get_array()
@@ -133,10 +133,10 @@ def test_damaged_and_missing(tmp_path):
     for damaged in (b"", b"no archive", whole[:len(whole) // 2]):
         (path / "stats/predictions.npz").write_bytes(damaged)
         with pytest.raises(UserError, match="predictions.npz is damaged"):
-            plots.reliability([RunFolder(path).read()])
+            plots.reliability([Run(path).read()])
     (path / "stats/rates.npy").write_bytes(b"")
     with pytest.raises(UserError, match="rates.npy is damaged"):
-        plots.augmentation_rates(RunFolder(path).read())
+        plots.augmentation_rates(Run(path).read())
     with pytest.raises(UserError, match="predictions.npz is damaged"):
         invoke("plot", "reliability", path, "-o", tmp_path / "x")
     assert "unfinished (1 of 4 kimg)" in invoke("plot", "curves", path, "-o", tmp_path / "x").stderr
@@ -156,7 +156,7 @@ def panels_of(figure):
 def test_long_labels_leave_room_for_the_panels(tmp_path, count):
     for number in range(count):
         write_run(tmp_path, [50, 60], train_kimg=2, **{f"some_setting_{i}": 0.125 * number + i for i in range(10)})
-    figure = plots.curves(read_runs([tmp_path]), ("error", "ece"))
+    figure = plots.curves(find_runs([tmp_path]), ("error", "ece"))
     assert min(panels_of(figure)) >= 0.5
     legend, = figure.legends
     box = legend.get_window_extent()
@@ -164,7 +164,7 @@ def test_long_labels_leave_room_for_the_panels(tmp_path, count):
         axis.get_tightbbox().y0 for axis in figure.axes) + 1  # all of it is visible, and hides nothing
     assert len(legend.get_texts()) == count
     assert all("some_setting_9=" in text.get_text() for text in legend.get_texts())
-    short = plots.curves(read_runs([next(tmp_path.rglob("CSSL_0"))]))
+    short = plots.curves(find_runs([next(tmp_path.rglob("CSSL_0"))]))
     assert not short.legends and short.axes[0].get_legend()
 
 

@@ -16,7 +16,7 @@ from helpers import invoke
 from PIL import Image
 
 import cssl
-from cssl import CSSL, from_arrays
+from cssl import CSSL, FixMatch, RunConfig, from_arrays, train
 from cssl.tools import predict as tool
 from libml import experiment
 from libml.data import DataFacts, sources
@@ -28,7 +28,7 @@ from libml.results import predict as library
 @pytest.fixture(scope="module")
 def predictions(shipped):
     """Those of the run for its own test files."""
-    return cssl.predict(shipped.run, shipped.images / "test")
+    return cssl.open(shipped.run).predict(shipped.images / "test")
 
 
 def rows(text: str) -> list[dict]:
@@ -48,14 +48,14 @@ def test_files_get_the_probabilities_of_the_last_report(shipped, predictions):
     truth = [Path(file).parent.name for file in predictions.files]
     assert [predictions.classifier.class_names[label] for label in stored["labels"]] == truth
     assert np.mean(np.array(predictions.classes) == truth) * 100 == pytest.approx(
-        cssl.evaluate(shipped.run)["accuracy"])
+        cssl.open(shipped.run).evaluate()["accuracy"])
 
 
 def test_a_run_needs_no_images_to_predict(shipped, predictions, program):
     kept = shipped.images.with_name("elsewhere")
     shipped.images.rename(kept)
     try:
-        again = cssl.predict(shipped.run, kept / "test")
+        again = cssl.open(shipped.run).predict(kept / "test")
         np.testing.assert_array_equal(again.logits, predictions.logits)
         assert "folder `train`" in program(tool.main, shipped.run, kept / "test", "--coverage=0.9", code=2).stderr
     finally:
@@ -66,7 +66,7 @@ def test_what_is_stored_is_enough_to_rebuild_the_model(shipped):
     stored = json.loads((shipped.run / "args/data.json").read_text())
     assert stored["class_names"][:3] == ["eight", "five", "four"] and stored["image_shape"] == [16, 16, 3]
     assert stored["set_sizes"] == [60, 240] and stored["mirror"] is True
-    config, _ = cssl._find(shipped.run)
+    config = cssl.open(shipped.run).config
     data = experiment.load(config)
     pixels = np.asarray(data.images[data.unlabeled], np.float32) / 127.5 - 1
     facts = DataFacts.from_dict(stored)
@@ -79,10 +79,10 @@ def test_older_runs_load_their_dataset(shipped, predictions, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(shipped.run, run)
     (run / "args/data.json").unlink()
-    np.testing.assert_array_equal(cssl.predict(run, predictions.files).logits, predictions.logits)
+    np.testing.assert_array_equal(cssl.open(run).predict(predictions.files).logits, predictions.logits)
     (run / "args/data.json").write_text("{}")
     with pytest.raises(UserError, match="data.json does not describe a dataset"):
-        cssl.predict(run, predictions.files)
+        cssl.open(run).predict(predictions.files)
 
 
 def test_the_tables_columns(shipped, predictions, program, tmp_path):
@@ -118,22 +118,18 @@ def test_credal_sets_are_those_of_training(shipped, predictions, program):
     assert first["credal_set"] == f"p({first['credal_class']}) >= {1 - float(first['alpha']):.4g}"
 
 
-def test_the_rule_of_other_methods():
-    logits = np.log(np.array([[0.6, 0.4], [0.1, 0.9]], np.float32))
-    y, alpha = library.CredalRule()(logits)
-    np.testing.assert_array_equal(y, [0, 1])
-    np.testing.assert_allclose(alpha, [0.4, 0.1], atol=1e-6)
-    aligned = dict(mean_prediction=[0.8, 0.2], class_prior=[0.5, 0.5])
-    np.testing.assert_array_equal(library.CredalRule(**aligned)(logits)[0], [0, 1])
-    y, alpha = library.CredalRule(**aligned, reference="aligned")(logits)
-    np.testing.assert_array_equal(y, [1, 1])  # 0.6 / 0.8 against 0.4 / 0.2
-    np.testing.assert_allclose(alpha, [0.75 / 2.75, (0.1 / 0.8) / (0.1 / 0.8 + 0.9 / 0.2)], atol=1e-5)
+def test_methods_without_credal_sets_say_so(tmp_path, program):
+    train(RunConfig.of(FixMatch, dataset="digits.1@40-1", batch=4, uratio=1, filters=4, repeat=1, scales=1,
+                       augment="d.d.x", train_steps=1, train_dir=str(tmp_path / "runs")))
+    Image.new("RGB", (9, 9)).save(tmp_path / "x.png")
+    error = program(tool.main, tmp_path / "runs", tmp_path / "x.png", "--credal", code=2).stderr
+    assert "FixMatch has no credal sets to show" in error
 
 
 def test_conformal_sets_of_a_run(shipped, predictions, program):
     folder = shipped.images / "test"
     found = rows(program(tool.main, shipped.run, folder, "--coverage=0.9").stdout)
-    data = experiment.load(cssl._find(shipped.run)[0])
+    data = experiment.load(cssl.open(shipped.run).config)
     assert not set(data.valid) & set(data.labeled)
     p = predictions.classifier(data.images[data.valid])[1].astype(np.float64)
     scores = np.sort(1 - p[np.arange(60), data.labels[data.valid]])
@@ -240,7 +236,7 @@ def test_images_of_any_size_and_kind_are_resized_as_training_folders(shipped, tm
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held upright
     colour.save(tmp_path / "turned.jpg", exif=exif)
-    found = cssl.predict(shipped.run, tmp_path)
+    found = cssl.open(shipped.run).predict(tmp_path)
     assert [Path(file).name for file in found.files] == ["alpha.png", "grey.png", "turned.jpg"]
     images = np.stack([sources._decode_file(Path(file), 16) for file in found.files])
     np.testing.assert_array_equal(found.logits, found.classifier(images)[0])
@@ -257,7 +253,7 @@ def test_batches_of_one_shape():
         return tf.cast(images[:, 0, 0, :2], tf.float32), tf.cast(images[:, 0, 0, 1:], tf.float32)
 
     images = np.random.default_rng(0).integers(0, 256, (600, 2, 2, 3), np.uint8)
-    logits, probabilities = library.Classifier("", ["a", "b"], (2, 2, 3), function, library.CredalRule(), list)(images)
+    logits, probabilities = library.Classifier("", ["a", "b"], (2, 2, 3), function, held_out_scores=list)(images)
     assert shapes == [(256, 2, 2, 3)] * 3
     np.testing.assert_array_equal(logits, images[:, 0, 0, :2])
     np.testing.assert_array_equal(probabilities, images[:, 0, 0, 1:])
@@ -309,20 +305,20 @@ def test_other_classes_and_sizes_do_not_match(shipped):
     part = digits.images[:100], digits.labels[:100], digits.test_images[:20], digits.test_labels[:20]
     names = [f"class {c}" for c in range(10)]
     with pytest.raises(UserError, match="do not match those of the model: class 0, class 1, .* instead of eight, five"):
-        cssl.evaluate(shipped.run, data=from_arrays(*part, class_names=names))
-    assert cssl.evaluate(shipped.run, data=from_arrays(*part))["accuracy"] >= 0  # unnamed
+        cssl.open(shipped.run, data=from_arrays(*part, class_names=names)).evaluate()
+    assert cssl.open(shipped.run, data=from_arrays(*part)).evaluate()["accuracy"] >= 0  # unnamed
     larger = [np.repeat(np.repeat(x, 2, 1), 2, 2) if x.ndim == 4 else x for x in part]
     with pytest.raises(UserError, match=r"images of \(32, 32, 3\), the model was trained on images of \(16, 16, 3\)"):
-        cssl.evaluate(shipped.run, data=from_arrays(*larger))
+        cssl.open(shipped.run, data=from_arrays(*larger)).evaluate()
     two = [part[0], part[1] % 2, part[2], part[3] % 2]
     with pytest.raises(UserError, match="do not match"):
-        cssl.evaluate(shipped.run, data=from_arrays(*two))
+        cssl.open(shipped.run, data=from_arrays(*two)).evaluate()
 
 
 def test_finished_runs_keep_what_describes_them(shipped):
     before = (shipped.run / "args/data.json").read_bytes()
-    config, _ = cssl._find(shipped.run)
-    assert cssl.train(config).run.finished and (shipped.run / "args/data.json").read_bytes() == before
+    config = cssl.open(shipped.run).config
+    assert cssl.train(config).finished and (shipped.run / "args/data.json").read_bytes() == before
     assert config.method is CSSL
 
 

@@ -12,7 +12,7 @@ from libml.errors import UserError
 from libml.results import tables
 from libml.results.metrics import METRICS
 from libml.results.paper import Column
-from libml.run import RunFolder, find_runs, medians, read_runs
+from libml.run import Run, find_runs, medians
 
 ERROR = Column("cifar10", 40, "error")
 
@@ -27,9 +27,12 @@ def test_medians():
 def test_find_runs(tmp_path):
     runs = [write_run(tmp_path / "a", [1], dataset=f"svhn.{seed}@40-1") for seed in (1, 2)]
     other = write_run(tmp_path / "b", [1])
-    assert find_runs([tmp_path]) == sorted([*runs, other])
-    assert find_runs([runs[0]]) == [runs[0]]
-    assert find_runs([f"{tmp_path}/a/*.2@40-1", other, other]) == sorted([runs[1], other])
+    def paths(*places):
+        return [run.path for run in find_runs(places)]
+
+    assert paths(tmp_path) == sorted([*runs, other])
+    assert paths(runs[0]) == [runs[0]]
+    assert paths(f"{tmp_path}/a/*.2@40-1", other, other) == sorted([runs[1], other])
     with pytest.raises(UserError, match="No runs in .*nothing"):
         find_runs([tmp_path / "nothing*"])
 
@@ -38,7 +41,7 @@ def test_find_runs(tmp_path):
                                                                  (4, 4.1, False), (0, 4, False)])
 def test_finished(tmp_path, reports, train_kimg, finished):
     # A length of 4.03 kimg is not a whole number of batches of 64; one of 4.1 leaves whole batches undone.
-    assert RunFolder(write_run(tmp_path, [50] * reports, train_kimg=train_kimg)).read().finished == finished
+    assert Run(write_run(tmp_path, [50] * reports, train_kimg=train_kimg)).read().finished == finished
 
 
 def test_a_killed_run(tmp_path):
@@ -46,11 +49,11 @@ def test_a_killed_run(tmp_path):
     log = path / "metrics.jsonl"
     whole = log.read_text()
     log.write_text(whole + whole.splitlines()[-1][:25])
-    run = RunFolder(path).read()
+    run = Run(path).read()
     assert run.series("accuracy")[1].tolist() == [10, 20, 30]
     assert run.problems == ["metrics.jsonl, line 4 is unreadable"]
     log.write_text(whole.replace('{"step": 2048', '{"step": x'))
-    run = RunFolder(path).read()
+    run = Run(path).read()
     assert run.series("accuracy")[1].tolist() == [10, 30]
     assert run.problems == ["metrics.jsonl, line 2 is unreadable"]
 
@@ -59,7 +62,7 @@ def test_repeated_steps(tmp_path):
     path = write_run(tmp_path, [10, 20, 30])
     with open(path / "metrics.jsonl", "a") as file:  # continued from the checkpoint at 1 kimg
         file.write('{"step": 2048, "accuracy": 25}\n{"step": 3072, "accuracy": 35}\n')
-    steps, values = RunFolder(path).read().series("accuracy")
+    steps, values = Run(path).read().series("accuracy")
     assert steps.tolist() == [1024, 2048, 3072]
     assert values.tolist() == [10, 25, 35]
 
@@ -74,17 +77,17 @@ def write_events(path, pairs):
 def test_event_files(tmp_path):
     path = write_run(tmp_path, [])
     (path / "metrics.jsonl").unlink()
-    assert RunFolder(path).read().problems == ["no reports yet"]
+    assert Run(path).read().problems == ["no reports yet"]
     write_events(path, [(1024, 10.0), (2048, 20.0)])
-    run = RunFolder(path).read()
-    assert run.metrics == [{"step": 1024, "accuracy": 10.0}, {"step": 2048, "accuracy": 20.0}]
+    run = Run(path).read()
+    assert run.reports == [{"step": 1024, "accuracy": 10.0}, {"step": 2048, "accuracy": 20.0}]
     assert not run.problems
 
 
 def test_unreadable_configuration(tmp_path):
     path = write_run(tmp_path, [10])
     (path / "args/args.json").write_text("{")
-    run = RunFolder(path).read()
+    run = Run(path).read()
     assert "args.json is unreadable" in run.problems[0]
     grid = tables.summarise([run])
     assert not grid.cells and "args.json" in grid.notes[0]
@@ -93,7 +96,7 @@ def test_unreadable_configuration(tmp_path):
 def test_write_stats(tmp_path):
     path = write_run(tmp_path, [10, 20, 30], [0.3, 0.2, 0.1])
     (path / "stats/ece.json").write_text("old")
-    RunFolder(path).write_stats(METRICS, RunFolder(path).read())
+    Run(path).write_stats(METRICS)
     for name, last, middle in (("accuracy", 30, 20), ("ece", 0.1, 0.2)):
         assert json.loads((path / f"stats/{name}.json").read_text()) == {
             "last01": last, "last10": middle, "last20": middle, "last50": middle}
@@ -101,7 +104,7 @@ def test_write_stats(tmp_path):
 
 
 def cells(folder, **options):
-    return tables.summarise(read_runs([folder]), **options)
+    return tables.summarise(find_runs([folder]), **options)
 
 
 def test_mean_and_std_over_seeds(tmp_path):
@@ -191,11 +194,11 @@ def test_extraction_scripts(command, folder):
     assert len(done.stdout.splitlines()) == 5
     assert "unfinished: 1 of 4 kimg" in done.stdout
     ece = command("scripts/extract_ece.py", folder)
-    for run in find_runs([folder]):
-        assert json.loads((run / "stats/accuracy.json").read_text()) == \
-            medians(RunFolder(run).read().series("accuracy")[1])
-        assert json.loads((run / "stats/ece.json").read_text())["last20"] == 0.1
-        assert str(run) in ece.stdout
+    for path in (run.path for run in find_runs([folder])):
+        assert json.loads((path / "stats/accuracy.json").read_text()) == \
+            medians(Run(path).series("accuracy")[1])
+        assert json.loads((path / "stats/ece.json").read_text())["last20"] == 0.1
+        assert str(path) in ece.stdout
 
 
 def test_extraction_from_event_files_and_without_numbers(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cssl
-from libml.run import read_runs
+from libml.run import find_runs
 
 METHODS = ("cssl", "fixmatch", "supervised")
 
@@ -25,7 +25,7 @@ def runs(tmp_path_factory, program):
 
 @pytest.mark.slow
 def test_runs_become_table_curves_and_report(runs, command, tmp_path):
-    found = read_runs([runs])
+    found = find_runs([runs])
     assert len(found) == 6 and all(run.finished and not run.problems for run in found)
 
     table = command("cssl-table", runs, "--metric=accuracy", "--format=csv").stdout

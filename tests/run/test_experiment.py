@@ -46,14 +46,14 @@ def test_python_and_the_command_line_make_the_same_run(tmp_path):
     result = train(RunConfig.of(CSSL, **TINY, train_steps=16, train_dir=str(tmp_path / "python")))
     flags = [f"--{name}={value}" for name, value in TINY.items()]
     assert cli.run(CSSL, ["cssl.py", *flags, "--train_steps=16", f"--train_dir={tmp_path / 'flags'}"]) == 0
-    ours, theirs = result.folder.path, next((tmp_path / "flags").glob("*/*/*"))
+    ours, theirs = result.path, next((tmp_path / "flags").glob("*/*/*"))
     assert ours.relative_to(tmp_path / "python") == theirs.relative_to(tmp_path / "flags")
     assert reports(ours) == reports(theirs)
     for name, value in variables(ours).items():
         np.testing.assert_array_equal(value, variables(theirs)[name], err_msg=name)
     assert "CSSL" in invoke("table", tmp_path / "python").stdout
-    scores = cssl.evaluate(ours)
-    last = result.run.metrics[-1]
+    scores = cssl.open(ours).evaluate()
+    last = result.reports[-1]
     reported = {tag: value for tag, value in scores.items() if "/class/" not in tag}
     assert {tag: last[tag] for tag in reported} == pytest.approx(reported, rel=1e-6)
     assert {"nll", "brier/raw", "nll/train_labeled"} <= set(scores)
@@ -66,13 +66,13 @@ def test_arrays_are_trained_on_and_found_by_the_tables(tmp_path):
     config = RunConfig.of(FixMatch, batch=8, uratio=2, filters=8, repeat=1, augment="d.d.x", report_kimg=0.0625,
                           train_steps=8, train_dir=str(tmp_path))
     result = train(config, data)
-    assert result.folder.path.parts[-3] == "arrays:mine.d.d.x.1@40-1"
-    assert "scales2" in result.folder.path.name  # of 16 pixels
+    assert result.path.parts[-3] == "arrays:mine.d.d.x.1@40-1"
+    assert "scales2" in result.path.name  # of 16 pixels
     assert "arrays:mine, 40 labels" in invoke("table", tmp_path).stdout
-    assert cssl.evaluate(result.folder.path, data=data)["accuracy"] == result.run.metrics[-1]["accuracy"]
+    assert cssl.open(result.path, data=data).evaluate()["accuracy"] == result.reports[-1]["accuracy"]
     with pytest.raises(UserError, match="arrays of a Python program"):
-        cssl.evaluate(result.folder.path)
-    stored = RunConfig.from_json(FixMatch, result.folder.args.read_text())
+        cssl.open(result.path).evaluate()
+    stored = RunConfig.from_json(FixMatch, result.args.read_text())
     assert stored.with_data(data) == stored  # nothing falls back to a default
 
 
@@ -105,10 +105,10 @@ def test_hooks_and_keras_callbacks_are_called_at_reports(tmp_path):
 
     config = RunConfig.of(CSSL, **TINY, train_steps=32, train_dir=str(tmp_path))
     result = train(config, hooks=[lambda trainer, report: seen.append((trainer.updates, report["step"])), Recorder()])
-    accuracies = [report["accuracy"] for report in result.run.metrics]
+    accuracies = [report["accuracy"] for report in result.reports]
     assert seen == ["begin", (8, 64), (0, accuracies[0]), (16, 128), (1, accuracies[1]), "end"]
-    assert "Stopped by a callback after 16 of 32 updates" in (result.folder.path / "train.log").read_text()
-    assert train(config).run.metrics[-1]["step"] == 256  # the same run goes on
+    assert "Stopped by a callback after 16 of 32 updates" in (result.path / "train.log").read_text()
+    assert train(config).reports[-1]["step"] == 256  # the same run goes on
 
 
 class Bank(SSLModel):
@@ -153,15 +153,15 @@ def test_dataset_method_metric_and_hook_from_outside_the_package(tmp_path, monke
             "--report_kimg=0.015625", "--train_steps=8", f"--train_dir={tmp_path}"]
     config = cli.configuration(Bank, argv)
     result = train(config, hooks=[lambda trainer, report: seen.append(report["top2"])])
-    assert config.network.scales == 4 and "_memory0.25" in result.folder.path.name and len(seen) == 2
-    assert set(json.loads((result.folder.path / "stats" / "top2.json").read_text())) >= {"last20"}
+    assert config.network.scales == 4 and "_memory0.25" in result.path.name and len(seen) == 2
+    assert set(json.loads((result.path / "stats" / "top2.json").read_text())) >= {"last20"}
     table = invoke("table", tmp_path, "--metric=top2,nll").stdout
     assert "top-2 %" in table and f"{np.median(seen):.2f}" in table
-    state = variables(result.folder.path)
+    state = variables(result.path)
     counts = state["state_seen/.ATTRIBUTES/VARIABLE_VALUE"]
     assert counts.dtype == np.int32 and counts.sum() == 8 * 8 and len(counts) == 60
     assert (counts > 0).tolist() == (np.ptp(state["state_bank/.ATTRIBUTES/VARIABLE_VALUE"], 1) > 0).tolist()
-    scores = cssl.evaluate(result.folder.path, method_class=Bank)
+    scores = cssl.open(result.path, method_class=Bank).evaluate()
     assert scores["top2"] == seen[-1]
 
 
@@ -222,7 +222,7 @@ after = dict(os.environ), sorted(os.listdir("/proc/self/fd")) if os.path.exists(
 assert before == after
 heavy = {"tensorflow", "keras", "matplotlib", "PIL", "sklearn", "scipy", "tensorflow_datasets"} & set(sys.modules)
 assert not heavy, heavy
-assert {"CSSL", "FixMatch", "train", "evaluate", "RunConfig"} <= set(dir(cssl)) and cssl.__version__
+assert {"CSSL", "FixMatch", "train", "open", "RunConfig"} <= set(dir(cssl)) and cssl.__version__
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -259,10 +259,10 @@ def test_mirroring_is_left_out_on_request_and_where_the_dataset_forbids_it():
     data = from_arrays(images, labels, images, labels, name="arrays:mirrors")
     for mirror, given in ((True, {}), (False, {"mirror": False})):
         config = RunConfig.of(CSSL, filters=4, repeat=1, scales=1, **given).with_data(data)
-        assert experiment.parts(config, data).mirror is mirror
+        assert experiment.divided(config, data).mirror is mirror
         assert ("mirrorFalse" in config.folder().name) is not mirror
     config = RunConfig.of(CSSL, dataset="digits.1@40-1")
-    assert not experiment.parts(config, experiment.load(config)).mirror
+    assert not experiment.divided(config, experiment.load(config)).mirror
 
 
 @pytest.mark.parametrize(("settings", "compiled"), [

@@ -26,7 +26,7 @@ from libml.data.names import parse_name
 from libml.devices import distribute, memory
 from libml.devices.slurm import slurm_cluster
 from libml.errors import UserError
-from libml.run import RunFolder, find_runs
+from libml.run import Run, find_runs
 
 FLAGS = ["--dataset=digits.1@40-1", "--batch=8", "--uratio=1", "--filters=8", "--scales=1", "--augment=d.d.x",
          "--report_kimg=0.0625", "--save_kimg=0.0625"]
@@ -62,7 +62,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def run(finished, tmp_path) -> Path:
     shutil.copytree(finished, tmp_path / "runs")
-    return find_runs([tmp_path / "runs"])[0]
+    return find_runs([tmp_path / "runs"])[0].path
 
 
 def again(run: Path, steps: int = 32) -> int:
@@ -71,7 +71,7 @@ def again(run: Path, steps: int = 32) -> int:
 
 
 def accuracies(run: Path) -> dict[int, float]:
-    return {report["step"]: report["accuracy"] for report in RunFolder(run).read().metrics}
+    return {report["step"]: report["accuracy"] for report in Run(run).reports}
 
 
 # Numbers, names, flags: checked before TensorFlow starts or a folder is made.
@@ -275,7 +275,7 @@ def test_damaged_reports_come_back_from_the_events(run, damage, capsys):
 def test_a_clock_that_was_put_back(run):
     """All files are ten days younger than now, the event file by its name, too: the run continues as ever."""
     before = accuracies(run)
-    folder, future = RunFolder(run), time.time() + 864_000
+    folder, future = Run(run), time.time() + 864_000
     for file in (run / "tf").glob(f"{Path(folder.checkpoints()[-1]).name}.*"):
         file.unlink()
     (events,) = (run / "tf").glob("events*")
@@ -328,7 +328,7 @@ def test_a_damaged_configuration(run, text, capsys):
 
 def test_a_folder_in_which_nothing_was_trained_is_taken_over(tmp_path):
     wrong = cli.configuration(CSSL, ["cssl.py", *FLAGS, "--train_steps=99", f"--train_dir={tmp_path}"])
-    RunFolder(wrong.folder()).claim(wrong, {})
+    Run(wrong.folder()).claim(wrong, {})
     assert cli.run(CSSL, ["cssl.py", *FLAGS, "--train_steps=8", f"--train_dir={tmp_path}"]) == 0
 
 
@@ -340,7 +340,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     output, error = process.communicate(timeout=120)
     assert process.returncode == 2 and len(error.splitlines()) == 1 and "Traceback" not in output, error
     assert "Cannot write" in error
-    run = find_runs([tmp_path])[0]
+    run = find_runs([tmp_path])[0].path
     assert not [path for path in run.rglob(".*") if path.is_file()] and not (run / "lock.json").exists()
     process = start(tmp_path, "--train_steps=16")  # there is room again
     output, error = process.communicate(timeout=120)
@@ -390,7 +390,7 @@ def test_a_length_that_is_not_the_papers_is_said(tmp_path):
     trainer = type("Trainer", (), {})()
     trainer.model, trainer.data, trainer.log = experiment.build(config.replace(filters=16), digits), digits, seen.append
     trainer.total_updates, trainer.report_updates, trainer.batch, trainer.uratio = 1, 1, 32, 7
-    trainer.folder = RunFolder(tmp_path)
+    trainer.run = Run(tmp_path)
     experiment._announce(trainer, config)
     assert any("16 times the length of the paper's runs" in line for line in seen)
 
@@ -430,7 +430,7 @@ def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert workers.codes(120) == [2, 2], workers.output(0) + workers.output(1)
     assert "Cannot write" in workers.output(0) and "Worker 0 met an error" in workers.output(1)
-    with RunFolder(find_runs([tmp_path / "runs"])[0]).lock():
+    with find_runs([tmp_path / "runs"])[0].lock.hold():
         workers = Workers(2, tmp_path / "held", *arguments)
         assert workers.codes(120) == [2, 2]
     assert f"is being trained by process {os.getpid()}" in workers.output(0)

@@ -11,15 +11,16 @@ import pytest
 from conftest import ROOT
 
 from cssl.cssl import CSSL
-from libml import run
 from libml.config import RunConfig
+from libml.devices import lock as locks
 from libml.errors import UserError
-from libml.run import RunFolder
+from libml.run import Run, find_checkpoint, find_runs, open_run
+from libml.writing import write_atomically, write_text
 
 HOLD = """
 import sys, time
-from libml.run import RunFolder
-with RunFolder(sys.argv[1]).lock():
+from libml.run import Run
+with Run(sys.argv[1]).lock.hold():
     print("held", flush=True)
     time.sleep(60)
 """
@@ -36,7 +37,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path):
     process = hold(tmp_path)
     try:
         with pytest.raises(UserError, match=f"is being trained by process {process.pid} on .* since 20"):
-            with RunFolder(tmp_path).lock():
+            with Run(tmp_path).lock.hold():
                 pass
     finally:
         process.kill()
@@ -49,16 +50,16 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path, number):
     process.send_signal(number)
     process.wait()
     assert (tmp_path / "lock.json").exists()
-    with RunFolder(tmp_path).lock():
+    with Run(tmp_path).lock.hold():
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_reused_process_number_is_not_the_holder(tmp_path):
-    with RunFolder(tmp_path).lock():
+    with Run(tmp_path).lock.hold():
         token = json.loads((tmp_path / "lock.json").read_text())
     (tmp_path / "lock.json").write_text(json.dumps(token | {"started": "1"}))  # this process's number, another start
-    with RunFolder(tmp_path).lock():
+    with Run(tmp_path).lock.hold():
         pass
 
 
@@ -68,28 +69,28 @@ def elsewhere(tmp_path) -> str:
 
 def test_a_living_process_of_another_machine_is_respected(tmp_path, monkeypatch):
     """It cannot be seen from here, but its lock is renewed."""
-    monkeypatch.setattr(run, "SILENT_SECONDS", 20)
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 20)
     lock = tmp_path / "lock.json"
     lock.write_text(elsewhere(tmp_path))
     timer = threading.Timer(0.7, lambda: os.utime(lock, (1, 1)))
     timer.start()
     with pytest.raises(UserError, match="process 1 on node7 since 2026-01-01"):
-        with RunFolder(tmp_path).lock():
+        with Run(tmp_path).lock.hold():
             pass
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[1]"])
 def test_a_silent_lock_of_another_machine_or_a_damaged_one_is_taken_over(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(run, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 1)
     (tmp_path / "lock.json").write_text(elsewhere(tmp_path) if text is None else text)
-    with RunFolder(tmp_path).lock():
+    with Run(tmp_path).lock.hold():
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
 
 
 def test_a_full_disk_holds_no_lock_and_waits_for_nobody(tmp_path):
     """As with a limit of no bytes at all for files."""
-    code = ("import resource, sys; from libml.run import RunFolder; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-            "with RunFolder(sys.argv[1]).lock(): pass")
+    code = ("import resource, sys; from libml.run import Run; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+            "with Run(sys.argv[1]).lock.hold(): pass")
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True,
                           timeout=60)
     assert "Cannot write to the run folder" in done.stderr and os.listdir(tmp_path / "run") == []
@@ -98,16 +99,16 @@ def test_a_full_disk_holds_no_lock_and_waits_for_nobody(tmp_path):
 def test_a_lock_that_is_no_file(tmp_path):
     (tmp_path / "lock.json").mkdir()
     with pytest.raises(UserError, match="is not a file"):
-        with RunFolder(tmp_path).lock():
+        with Run(tmp_path).lock.hold():
             pass
 
 
 def test_a_holder_that_was_taken_over_writes_no_more(tmp_path):
     """It stood still too long, as a suspended machine does, and another one went on."""
-    sleeper, other = RunFolder(tmp_path), RunFolder(tmp_path)
-    with sleeper.lock():
+    sleeper, other = Run(tmp_path), Run(tmp_path)
+    with sleeper.lock.hold():
         (tmp_path / "lock.json").unlink()
-        with other.lock():
+        with other.lock.hold():
             token = json.loads((tmp_path / "lock.json").read_text())
             (tmp_path / "lock.json").write_text(json.dumps(token | {"since": "later"}))
             with pytest.raises(UserError, match="was taken over by another process"):
@@ -118,14 +119,14 @@ def test_a_holder_that_was_taken_over_writes_no_more(tmp_path):
 
 
 def test_damaged_checkpoints_do_not_push_out_good_ones(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     folder.checkpoint_dir.mkdir()
     for number in (64, 128, 192):
         for ending in ("index", "data-00000-of-00001"):
             (folder.checkpoint_dir / f"model.ckpt-{number}.{ending}").write_text("x")
-    folder.set_aside([folder.checkpoint(192)])
+    folder.set_aside([folder.checkpoint_at(192)])
     folder.keep_checkpoints(1)
-    assert folder.checkpoints() == [folder.checkpoint(128)]
+    assert folder.checkpoints() == [folder.checkpoint_at(128)]
 
 
 def test_one_damaged_run_does_not_spoil_a_table(tmp_path):
@@ -134,13 +135,13 @@ def test_one_damaged_run_does_not_spoil_a_table(tmp_path):
         (tmp_path / name / "args").mkdir(parents=True)
         (tmp_path / name / "args" / "args.json").write_text(args)
         (tmp_path / name / "metrics.jsonl").write_text(line + "\n")
-    found = run.read_runs([tmp_path])
+    found = find_runs([tmp_path])
     assert [bool(r.problems) for r in found] == [True, True] and not any(r.finished for r in found)
 
 
 def test_the_lock_is_renewed(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "BEAT_SECONDS", 0.05)
-    with RunFolder(tmp_path).lock():
+    monkeypatch.setattr(locks, "BEAT_SECONDS", 0.05)
+    with Run(tmp_path).lock.hold():
         os.utime(tmp_path / "lock.json", (1, 1))
         deadline = time.monotonic() + 20
         while (tmp_path / "lock.json").stat().st_mtime < 2:
@@ -150,13 +151,13 @@ def test_the_lock_is_renewed(tmp_path, monkeypatch):
 
 def test_of_many_that_take_over_a_stale_lock_one_at_a_time_holds_it(tmp_path):
     """Threads of one process stand in for processes: the lock knows no difference until it asks who is alive."""
-    (tmp_path / "lock.json").write_text(json.dumps({"machine": run._machine(), "process": 0, "started": "0"}))
+    (tmp_path / "lock.json").write_text(json.dumps({"machine": locks._machine(), "process": 0, "started": "0"}))
     inside, most, entered = 0, 0, 0
 
     def work():
         nonlocal inside, most, entered
         try:
-            with RunFolder(tmp_path).lock():
+            with Run(tmp_path).lock.hold():
                 inside += 1
                 most, entered = max(most, inside), entered + 1
                 time.sleep(0.05)
@@ -174,20 +175,20 @@ def test_of_many_that_take_over_a_stale_lock_one_at_a_time_holds_it(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "x.json"
-    run.write_text(path, "old")
+    write_text(path, "old")
 
     def fail(file):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="No space left on device"):
-        run.write_atomically(path, fail)
+        write_atomically(path, fail)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["x.json"]
 
 
 def test_claim_refuses_another_configuration_only_where_something_was_trained(tmp_path):
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=str(tmp_path))
-    folder = RunFolder(config.folder())
+    folder = Run(config.folder())
     folder.claim(config, {})
     other = config.replace(report_kimg=1.0)
     folder.claim(other, {})  # nothing is lost
@@ -201,7 +202,7 @@ def test_claim_refuses_another_configuration_only_where_something_was_trained(tm
 
 
 def test_checkpoints_are_found_by_their_files(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     folder.checkpoint_dir.mkdir()
     for number in (64, 1024, 128, 256):
         for ending in ("index", "data-00000-of-00001"):
@@ -213,16 +214,16 @@ def test_checkpoints_are_found_by_their_files(tmp_path):
     folder.keep_checkpoints(2)
     import tensorflow as tf
 
-    assert tf.train.latest_checkpoint(str(folder.checkpoint_dir)) == folder.checkpoint(1024)
-    assert folder.checkpoints() == [folder.checkpoint(256), folder.checkpoint(1024)]
+    assert tf.train.latest_checkpoint(str(folder.checkpoint_dir)) == folder.checkpoint_at(1024)
+    assert folder.checkpoints() == [folder.checkpoint_at(256), folder.checkpoint_at(1024)]
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):
-    code = ("import os, signal, sys; from pathlib import Path; from libml.run import write_atomically\n"
+    code = ("import os, signal, sys; from pathlib import Path; from libml.writing import write_atomically\n"
             "write_atomically(Path(sys.argv[1]), lambda file: os.kill(os.getpid(), signal.SIGKILL))")
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=str(tmp_path))
-    folder = RunFolder(config.folder())
-    targets = [folder.args, folder.stats / "predictions.npz", folder.reports]
+    folder = Run(config.folder())
+    targets = [folder.args, folder.stats / "predictions.npz", folder.report_file]
     for target in targets:
         assert subprocess.run([sys.executable, "-c", code, target], cwd=ROOT).returncode == -signal.SIGKILL
     kept = folder.stats / ".hidden"
@@ -232,14 +233,12 @@ def test_what_a_killed_writer_left_is_swept(tmp_path):
     assert len([file for file in folder.path.rglob(".*") if file.is_file()]) == len(targets) + 1
     folder.claim(config, {})
     assert [file for file in folder.path.rglob("*") if file.is_file() and file not in
-            (folder.args, folder.environment)] == [kept]
+            (folder.args, folder.environment_file)] == [kept]
 
 
 def test_a_folder_above_a_single_run_stands_for_it(tmp_path):
-    from libml import experiment  # which starts TensorFlow
-
     def add(name):
-        folder = RunFolder(tmp_path / name / "digits" / "CSSL")
+        folder = Run(tmp_path / name / "digits" / "CSSL")
         for file in (folder.args, *(folder.checkpoint_dir / f"model.ckpt-8.{end}" for end in
                                     ("index", "data-00000-of-00001"))):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -247,8 +246,8 @@ def test_a_folder_above_a_single_run_stands_for_it(tmp_path):
         return folder
 
     first = add("a")
-    assert experiment.find_checkpoint(str(tmp_path))[0] == str(first.checkpoint_dir / "model.ckpt-8")
-    assert experiment.find_checkpoint(str(tmp_path))[1].path == first.path
+    assert find_checkpoint(str(tmp_path)) == str(first.checkpoint_dir / "model.ckpt-8")
+    assert open_run(str(tmp_path)).path == first.path
     add("b")
     with pytest.raises(UserError, match=f"holds 2 runs; name one of them, such as {first.path}"):
-        experiment.find_checkpoint(str(tmp_path))
+        find_checkpoint(str(tmp_path))

@@ -19,7 +19,7 @@ from cssl.cssl import CSSL
 from cssl.fixmatch import FixMatch
 from libml import experiment
 from libml.results.metrics import METRICS
-from libml.run import RunFolder, find_runs
+from libml.run import Run, find_runs
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--dataset=digits.1@40-1", "--batch=8", "--uratio=2", "--filters=8", "--scales=1", "--report_kimg=0.0625",
@@ -30,7 +30,7 @@ PLAIN = [*TINY, "--augment=d.d.x"]  # without CTAugment, whose graph takes longe
 def only_run(folder) -> Path:
     found = find_runs([folder])
     assert len(found) == 1
-    return found[0]
+    return found[0].path
 
 
 def start(train_dir, flags):
@@ -114,7 +114,7 @@ def test_tags_are_the_originals_in_both_logs(finished):
     assert tags <= set(metrics[0])
     (run / "metrics.jsonl").rename(run / "hidden")  # without it, the event files are read
     try:
-        from_events = RunFolder(run).read().metrics
+        from_events = Run(run).reports
     finally:
         (run / "hidden").rename(run / "metrics.jsonl")
     assert [report["step"] for report in from_events] == [64, 128, 192, 256, 320, 384]
