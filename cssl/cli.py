@@ -167,7 +167,8 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
         start_tensorflow(config.trusts_onednn)
         from libml import experiment
 
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end training; train.log goes on
+        if hasattr(signal, "SIGHUP"):  # a closed terminal does not end training; train.log goes on
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             experiment.train(config, network=network, strong=strong, environment=os.environ,
                              hooks=[lambda *_: cache.keep()])
