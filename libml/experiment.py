@@ -133,15 +133,17 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
     with distribute.watch(strategy):
-        fields = config.fields(config.method)
-        distribute.check_same(strategy, {name: value for name, value in config.values().items()
-                                         if not fields[name].metadata["local"]})
+        group = distribute.ProcessGroup(strategy)
+        if group.size > 1:
+            fields = config.fields(config.method)
+            group.check_same({name: value for name, value in config.values().items()
+                              if not fields[name].metadata["local"]})
         distribute.check_jit(config.scale, strategy.num_replicas_in_sync, config.method)
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
-        group = distribute.ProcessGroup(strategy)
         with group.errors_stop_all():
             config, data, model = _prepare(config, data, network, strong, strategy, group.size)
-        distribute.check_same(strategy, {"own": [config.network.own_network, config.augmentation.own_strong]})
+        if group.size > 1:
+            group.check_same({"own": [config.network.own_network, config.augmentation.own_strong]})
         run = Run(config.folder(), config=config, data=data, model=model, network=network)
         trainer = Trainer(model, divided(config, data), config, run, strategy, hooks, group)
         with trainer.claimed(environment_facts()):
@@ -186,7 +188,9 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
         model = _build(begun, divided(config, data), network, strong)
     if network is None:
         memory.check(config, data.image_shape, processes, available, model.network)
-    return custom.describe(config, model, network, strong), data, model
+    if network is not None or strong is not None:
+        config = custom.describe(config, model, network, strong)
+    return config, data, model
 
 
 def _build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,
@@ -333,7 +337,8 @@ def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     config, facts = config or run.config, run.facts
     memory.check(config, facts.image_shape, available=MAX_MEMORY)
     model = _build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
-    custom.describe(config, model, run.network, None)
+    if run.network is not None:
+        custom.describe(config, model, run.network, None)
     try:
         checkpoint_of(model).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage

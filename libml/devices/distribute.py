@@ -184,6 +184,13 @@ class ProcessGroup:
             return np.array([values], np.float64)
         return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
 
+    def check_same(self, config: dict) -> None:
+        """Raises UserError on all processes unless all were started with the same configuration."""
+        numbers = self.all_gather(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
+        if (numbers != numbers[0]).any():
+            others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
+            raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the same.")
+
     def final_barrier(self) -> None:
         """Waits for all processes a last time; one that has left already does not matter any more."""
         with suppress(tf.errors.OpError):
@@ -212,14 +219,6 @@ def check_jit(options: ScaleOptions, replicas: int, method: "type[SSLModel] | No
     if options.jit and options.sync_bn and replicas > 1:
         raise UserError(f"--jit cannot compile --sync_bn's communication between {replicas} replicas; leave out one of "
                         "the two.")
-
-
-def check_same(strategy: tf.distribute.Strategy, config: dict) -> None:
-    """Raises UserError on all processes unless all were started with the same configuration."""
-    numbers = ProcessGroup(strategy).all_gather(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
-    if (numbers != numbers[0]).any():
-        others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
-        raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the same.")
 
 
 @contextmanager
