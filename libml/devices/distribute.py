@@ -189,7 +189,8 @@ class ProcessGroup:
         numbers = self.all_gather(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
         if (numbers != numbers[0]).any():
             others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
-            raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the same.")
+            raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the "
+                            "same.")
 
     def final_barrier(self) -> None:
         """Waits for all processes a last time; one that has left already does not matter any more."""
