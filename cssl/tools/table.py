@@ -8,8 +8,8 @@ A cell is mean ± standard deviation (of the sample, n - 1) over split seeds of 
 below the table (LaTeX: in comments, CSV: on stderr). --compare=paper prints one line per cell: ours, the paper's, the
 difference, whether it is within two of the paper's standard deviations, and every setting in which our runs differ from
 the paper's.
---against=ROW prints the differences of all rows to one of them, split by split: their mean, a 95 % interval (bootstrap
-over the splits, too narrow for few of them) and in how many splits a row is above.
+--against=ROW prints the differences of all rows to one of them, split by split: their mean, Student's 95 %
+interval, and in how many splits a row is above.
 """
 import csv
 import sys
