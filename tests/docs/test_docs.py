@@ -20,18 +20,18 @@ SHORT = {"filters": 4, "repeat": 1, "scales": 1, "batch": 8, "uratio": 2, "augme
 ELSEWHERE = {  # lines that no test can run, and who runs them
     r"bash scripts/(quickstart|test)\.sh": "the first is a run of minutes, the second runs this",
     r"\. \.venv/bin/activate": "brings an environment into a shell",
-    r"sbatch ": "SLURM; tests/test_scale.py runs the scripts",
-    r"TF_CONFIG=": "several machines; tests/test_scale.py starts such processes",
-    r"python scripts/create_datasets\.py": "downloads; tests/test_sources.py has small files",
-    r"python scripts/(torture|doctor)\.py": "minutes; tests/test_doctor.py",
-    r"python scripts/evidence\.py": "hours; tests/test_evidence.py",
+    r"sbatch ": "SLURM; tests/devices/test_scale.py runs the scripts",
+    r"TF_CONFIG=": "several machines; tests/devices/test_scale.py starts such processes",
+    r"python scripts/create_datasets\.py": "downloads; tests/data/test_sources.py has small files",
+    r"python scripts/(torture|doctor)\.py": "minutes; tests/tools/test_doctor.py",
+    r"python scripts/evidence\.py": "hours; tests/lab/test_evidence.py",
     r"CosineDecay": "trained for minutes, for a table",
     r"fashion_mnist": "of the same table"}
 SHORTER = {  # what stands for what takes long, or is not here
     r"(cifar10|cifar100)\.\d@\d+-\d+": "digits.1@40-1", r"/my/images": "my_images",
     r"keras:(EfficientNetV2B0|ResNet50V2)": "keras:MobileNetV2,alpha=0.35", r"--image_size=96": "--image_size=32",
     r"RunConfig\.of\(CSSL, train_kimg=64\)": "RunConfig.of(CSSL, **SHORT)"}
-OWN_TESTS = {"extending.md", "predict_export.md"}  # tests/test_api.py, tests/test_export.py
+OWN_TESTS = {"extending.md", "predict_export.md"}  # tests/learn/test_api.py, tests/results/test_export.py
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
