@@ -375,7 +375,7 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
             calibrated = Calibration(temperature or 1.0, f"temperature {temperature or 1:g}, not calibrated: {error}")
         described = _write(model, classifier, place, origin, calibrated, onnx)
         with writing(folder):
-            _move(place, folder)
+            _move(place, folder, force)
     except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
         raise UserError(f"Cannot write {folder} ({str(error.message).splitlines()[0][:200]}). Name a writable place "
                         "with free space.") from error
@@ -418,17 +418,26 @@ def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, c
     return described
 
 
-def _move(place: Path, folder: Path) -> None:
-    """Puts a whole folder in its place; an older one is gone only after that."""
-    old = None
-    if folder.exists():
-        old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
+def _move(place: Path, folder: Path, force: bool) -> None:
+    """Puts a whole folder in its place, where others may have put something in the meantime: nothing of theirs is lost.
+    """
+    if force and folder.exists():
+        old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-")) / folder.name
         folder.rename(old)
-    try:
-        place.rename(folder)
-    except OSError:
-        if old is not None:
+        try:
+            check_target(old, force)  # what was moved, which nobody else can change by its name any more
+            place.rename(folder)
+        except (OSError, UserError) as error:
+            if folder.exists():
+                raise UserError(f"{folder} was written by somebody else in the meantime; what was there before is in "
+                                f"{old}.") from error
             old.rename(folder)
+            old.parent.rmdir()
+            raise
+        shutil.rmtree(old.parent)
+        return
+    try:
+        place.rename(folder)  # onto nothing, or onto an empty folder; the system refuses all else
+    except OSError:
+        check_target(folder, force)
         raise
-    if old is not None:
-        shutil.rmtree(old)

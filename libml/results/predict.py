@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,20 +91,24 @@ class Classifier:
             facts = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
             names, (height, width, channels) = list(facts["class_names"]), map(int, facts["image_shape"])
             scores = np.asarray(facts["conformity_scores"], np.float64)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if scores.ndim != 1 or not ((scores >= 0) & (scores <= 1)).all():
+                raise ValueError("conformity_scores are no numbers from 0 to 1")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise UserError(f"{folder / EXPORT_FILE} does not describe an export ({type(error).__name__}: {error}). "
                             "Export the run again.") from error
         try:
             loaded = tf.saved_model.load(str(folder / SAVED_MODEL))
             signature, credal = loaded.signatures["images"], loaded.signatures.get("credal")
             shapes = signature.structured_input_signature[1]["images"].shape, signature.output_shapes["logits"]
+            inside = [name.decode() for name in loaded.class_names.numpy()]
         except Exception as error:  # a different type for every kind of damage
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise UserError(f"The export {folder} cannot be read ({reason}). Export the run again.") from error
-        if [s.as_list()[1:] for s in shapes] != [[height, width, channels], [len(names)]]:
-            raise UserError(f"{folder / EXPORT_FILE} tells of {len(names)} classes and images of "
-                            f"{(height, width, channels)}, the SavedModel beside it of {shapes[1][1]} and "
-                            f"{tuple(shapes[0][1:])}: they do not match. Export the run again.")
+        if [s.as_list()[1:] for s in shapes] != [[height, width, channels], [len(names)]] or names != inside:
+            raise UserError(f"{folder / EXPORT_FILE} tells of {len(names)} classes ({', '.join(map(str, names))[:60]}) "
+                            f"and images of {(height, width, channels)}, the SavedModel beside it of {len(inside)} "
+                            f"({', '.join(inside)[:60]}) and {tuple(shapes[0][1:])}: they do not match. Export the run "
+                            "again.")
 
         def function(images):
             outputs = signature(images=images)
@@ -220,10 +225,15 @@ class Predictions:
             pi = self.credal["possibility"][i]
             order = [c for c in np.argsort(-pi, kind="stable") if pi[c] > 0]
             return {"credal_class": names[order[0]],
-                    "credal_set": ", ".join(f"pi({names[c]}) = {pi[c]:.4g}" for c in order)}
+                    "credal_set": ", ".join(f"pi({names[c]}) = {-_at_most(-pi[c]):.4g}" for c in order)}
         y, alpha = self.credal["class"][i], self.credal["alpha"][i]
         return {"credal_class": names[y], "alpha": _shortest(alpha),
-                "credal_set": f"p({names[y]}) >= {1 - alpha:.4g}"}
+                "credal_set": f"p({names[y]}) >= {_at_most(1 - float(alpha)):.4g}"}
+
+
+def _at_most(bound: float) -> float:
+    """Four decimals of a lower bound, rounded so that it holds."""
+    return math.floor(float(bound) * 1e4) / 1e4 + 0.0  # no -0
 
 
 def _shortest(value: np.floating) -> float:
@@ -234,15 +244,16 @@ def _shortest(value: np.floating) -> float:
 def find_files(places: str | Path | Iterable[str | Path]) -> list[Path]:
     """Returns the files named, and the images below the folders named; what is named twice is there once."""
     places = [places] if isinstance(places, str | Path) else places
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # by where a file really is: one spelling of each
     for place in map(Path, places):
         if not place.exists():
             raise UserError(f"There is no {place}: expected image files or folders of them.")
         inside = image_files(place) if place.is_dir() else [place]
         if not inside:
             raise UserError(f"The folder {place} holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}).")
-        found |= dict.fromkeys(inside)
-    return list(found)
+        for file in inside:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
 
 
 def _decoded(files: Sequence[Path], height: int, width: int, batch: int) -> Iterator[list[np.ndarray | str]]:

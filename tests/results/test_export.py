@@ -3,6 +3,7 @@ import io
 import json
 import math
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,42 @@ def test_an_export_is_replaced_whole_or_not_at_all(shipped, exported, described,
         theirs.sets(0.9)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_what_appears_while_an_export_is_made_is_not_lost(shipped, exported, tmp_path, monkeypatch, force):
+    target = tmp_path / "model"
+    if force:
+        shutil.copytree(exported, target)
+    real = export.write_tflite
+
+    def meanwhile(*arguments):
+        if force:
+            (target / "thesis.tex").write_text("do not lose me")
+        else:
+            target.mkdir()
+            (target / "thesis.tex").write_text("do not lose me")
+        real(*arguments)
+
+    monkeypatch.setattr(export, "write_tflite", meanwhile)
+    with pytest.raises(UserError, match=r"is no export \(it holds thesis.tex\): nothing is overwritten"):
+        cssl.open(shipped.run).export(target, force=force)
+    assert (target / "thesis.tex").read_text() == "do not lose me"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] and (target / "export.json").exists() is force
+
+
+def test_two_exports_into_one_new_folder(shipped, tmp_path, monkeypatch):
+    real, target = export.write_tflite, tmp_path / "model"
+
+    def another_is_faster(*arguments):
+        monkeypatch.setattr(export, "write_tflite", real)
+        cssl.open(shipped.run).export(target, temperature=2.0)
+        real(*arguments)
+
+    monkeypatch.setattr(export, "write_tflite", another_is_faster)
+    with pytest.raises(UserError, match="holds an export already"):
+        cssl.open(shipped.run).export(target)
+    assert json.loads((target / "export.json").read_text())["temperature"] == 2
+
+
 def test_a_difference_is_not_written(shipped, tmp_path, monkeypatch):
     real = export.plain_model
     monkeypatch.setattr(export, "plain_model", lambda model, shape, temperature: real(model, shape, 5 * temperature))
@@ -220,8 +257,13 @@ def test_bad_input_is_one_line(shipped, exported, described, program, tmp_path):
     assert "cannot be read" in error(broken, shipped.images, main=predict_tool.main)
     (broken / "saved_model").symlink_to(exported / "saved_model")
     (broken / "export.json").write_text(json.dumps(described | {"class_names": ["cat", "dog"]}))
-    assert "2 classes and images of (16, 16, 3), the SavedModel beside it of 10" in error(
+    assert "2 classes (cat, dog) and images of (16, 16, 3), the SavedModel beside it of 10" in error(
         broken, shipped.images, main=predict_tool.main)
+    (broken / "export.json").write_text(json.dumps(described | {"class_names": described["class_names"][::-1]}))
+    assert "they do not match" in error(broken, shipped.images, main=predict_tool.main)
+    for scores in ([-1.0], [2.0], [float("nan")], "much", [[0.5]]):
+        (broken / "export.json").write_text(json.dumps(described | {"conformity_scores": scores}))
+        assert "does not describe an export" in error(broken, shipped.images, main=predict_tool.main)
     (broken / "saved_model").unlink()
     (broken / "saved_model").mkdir()
     whole = (exported / "saved_model/saved_model.pb").read_bytes()
