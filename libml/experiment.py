@@ -25,7 +25,7 @@ from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute, memory
 from libml.devices.machine import cpu_facts
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom
 from libml.networks.applications import is_application
@@ -242,7 +242,7 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
     """Prints the resolved configuration in plain units, the network's size, and where files go."""
     model, data, log, values = trainer.model, trainer.data, trainer.log, config.values()
     for note in data.notes:
-        log(f"warning: {note}")
+        log(f"warning: {printable(note)}")
     lacks = _lacks(model)
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:
@@ -257,7 +257,7 @@ def _announce(trainer: Trainer, config: RunConfig) -> None:
         f"{data.num_valid} validation, {len(data.test_labels)} test images of {'x'.join(map(str, data.image_shape))}, "
         f"{data.num_classes} classes")
     for remark in data.remarks:
-        log(f"  data: {remark}")
+        log(f"  data: {printable(remark)}")
     for title, options in config.groups(config.method).items():
         shown = [f"{name}={values[name]}{' (preset)' if name in config.presets else ''}" for name in describe(options)
                  if values[name] != ""]

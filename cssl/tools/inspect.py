@@ -17,7 +17,7 @@ import numpy as np
 
 from cssl import cli, tools
 from libml.data.names import GRAMMAR, parse_name
-from libml.errors import UserError
+from libml.errors import UserError, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,9 +73,9 @@ def main() -> None:
 
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
     for note in dataset.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        print(f"warning: {printable(note)}", file=sys.stderr)
     for remark in dataset.remarks:
-        print(remark, file=sys.stderr)
+        print(printable(remark), file=sys.stderr)
     facts = describe(dataset)
     if args.json:
         print(json.dumps(facts))
@@ -88,7 +88,7 @@ def main() -> None:
         columns = (facts["class_counts"], facts["labeled_class_counts"], facts["valid_class_counts"],
                    facts["test_class_counts"])
         for name, *numbers in zip(facts["class_names"], *columns, strict=True):
-            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(name, *numbers))
+            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(printable(name), *numbers))
     if args.png:
         try:
             contact_sheet(dataset).savefig(args.png, dpi=150)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import cssl
 from cssl import cli, tools
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.writing import check_writable, write_atomically
 
 if TYPE_CHECKING:
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 SHEET_IMAGES = 48
 
 
+def quoted(name: str) -> str:
+    """Returns a class's name as a member of a set: in quotes where it has a bar or a quote itself."""
+    return '"' + name.replace('"', '""') + '"' if {"|", '"'} & set(name) else name
+
+
 def to_csv(records: list[dict]) -> str:
-    """Formats records as CSV: a distribution as a column per class, a set as its members between bars."""
+    """Formats records as CSV: a distribution as a column per class, a set as its members with bars between."""
     rows = []
     for record in records:
         row = dict(record)
         if "set" in row:
-            row["set"] = "|".join(row["set"])
+            row["set"] = "|".join(map(quoted, row["set"]))
         for name, p in row.pop("probabilities", {}).items():
             row[f"p_{name}"] = p
         rows.append(row)
@@ -112,7 +117,7 @@ def main() -> None:
     if args.sheet:
         draw_sheet(found, args.sheet)
     for file, reason in found.unreadable:
-        print(f"unreadable: {file} ({reason})", file=sys.stderr)
+        print(f"unreadable: {printable(file)} ({printable(reason)})", file=sys.stderr)
     if found.unreadable:
         print(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.files)} files could not be read.",
               file=sys.stderr)

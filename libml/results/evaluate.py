@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from libml.augment.augmenter import to_float
 from libml.data import SSLData
+from libml.errors import printable
 from libml.learn.model import SSLModel
 from libml.results import metrics
 
@@ -101,5 +102,5 @@ def table_of_scores(title: str, scores: dict[str, float], data: SSLData) -> str:
     worst = sorted(classes, key=lambda name: scores[f"accuracy/class/{name}"])
     lines.append(f"test accuracy by class, {'worst first' if len(worst) <= MAX_CLASSES else 'the worst'}:")
     for name in worst[:MAX_CLASSES]:
-        lines.append(f"  {name:<30} {scores[f'accuracy/class/{name}']:>6.2f} % of {classes[name]}")
+        lines.append(f"  {printable(name):<30} {scores[f'accuracy/class/{name}']:>6.2f} % of {classes[name]}")
     return "\n".join(lines)
