@@ -38,6 +38,7 @@ setup(
         "tensorflow>=2.18",  # everything that is computed
         "tensorflow-datasets>=4.9.7",  # CIFAR, SVHN, STL-10, Fashion-MNIST
         "tqdm>=4.60",  # progress bars
+        "typing_extensions>=4.6",  # tells type checkers that options are dataclasses
     ],
     extras_require={
         # the suite, its property tests, its lint check, its type check, and several cores for it

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from libml.config import option
 from libml.lazy import tf
 from libml.learn import banks, losses, mixing, optim
 from libml.learn.model import ALIGNMENT_LENGTH, Equal, SSLModel
+from libml.learn.step import LossOutput, Step
 
 
 class AdaMatch(SSLModel):
@@ -21,7 +21,6 @@ class AdaMatch(SSLModel):
 
     communicates = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """AdaMatch's own hyperparameters; the authors' own runs: confidence 0.9, uratio 3, wd 0.001, 2^17 updates."""
 
@@ -53,22 +52,22 @@ class AdaMatch(SSLModel):
         unlabeled = np.zeros_like(uniform) if self.options.form == "usb" else np.tile(uniform, [ALIGNMENT_LENGTH, 1])
         return {"p_labeled": Equal(uniform), "p_unlabeled": Equal(unlabeled)}
 
-    def targets(self, labeled: tf.Tensor, q: tf.Tensor, step) -> tuple[tf.Tensor, tf.Tensor]:
-        """Aligned predictions a [N, C] and mask [N], from probabilities of labelled and unlabelled weak views."""
+    def targets(self, labeled: tf.Tensor, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, tf.Tensor, dict]:
+        """Aligned predictions a [N, C], mask [N], new state, from probabilities of labelled and unlabelled weak views.
+        """
         options, state = self.options, step.state
         means = [step.mean(tf.reduce_mean(p, 0)) for p in (labeled, q)]
         p_l = banks.running_mean(state["p_labeled"], means[0], options.momentum)
         if options.form == "usb":
-            p_u = step.new_state["p_unlabeled"] = banks.running_mean(state["p_unlabeled"], means[1], options.momentum)
+            p_u = average = banks.running_mean(state["p_unlabeled"], means[1], options.momentum)
         else:
-            step.new_state["p_unlabeled"] = banks.push(state["p_unlabeled"], means[1][None])
-            p_u = tf.reduce_mean(step.new_state["p_unlabeled"], 0)
-        step.new_state["p_labeled"] = p_l
+            average = banks.push(state["p_unlabeled"], means[1][None])
+            p_u = tf.reduce_mean(average, 0)
         tau = options.confidence * step.mean(tf.reduce_mean(tf.reduce_max(labeled, -1)))
         a = losses.align(q, p_data=p_l, p_model=p_u)
-        return a, losses.confidence_mask(a, tau)
+        return a, losses.confidence_mask(a, tau), {"p_labeled": p_l, "p_unlabeled": average}
 
-    def warmup(self, step) -> tf.Tensor:
+    def warmup(self, step: Step) -> tf.Tensor:
         """The weight of the unlabelled loss: (1 - cos(2 pi t)) / 2 in the first half of the authors' form, then 1."""
         if self.options.form == "usb":
             return tf.ones([])
@@ -89,12 +88,11 @@ class AdaMatch(SSLModel):
         x, weak, strong = self.logits(views, step)
         size = views["labeled"].shape[0]
         labeled, q = (tf.stop_gradient(tf.nn.softmax(logits)) for logits in (x[:size], weak))
-        a, mask = self.targets(labeled, q, step)
-        step.record_pseudo_labels(a, mask)
+        a, mask, state = self.targets(labeled, q, step)
         xe = tf.reduce_mean(losses.cross_entropy(x, tf.tile(views["label"], [x.shape[0] // size])))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, tf.argmax(a, -1)))
-        return (xe + self.options.wu * self.warmup(step) * xeu,
-                {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)})
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + self.options.wu * self.warmup(step) * xeu, scalars, state, (a, mask))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.step import LossOutput
 
 
 def powered_mean(log_p: tf.Tensor, weights: list[float], alpha: float) -> tf.Tensor:
@@ -26,10 +26,7 @@ class AlphaMatch(SSLModel):
 
     uses_alignment = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """AlphaMatch's own hyperparameters."""
-
         alpha: float = option(1.5, "alpha: of the divergence; the larger, the more the views must agree", low=0,
                               named=True)
         beta: float = option(0.5, "beta: share of the strong views", low=0, high=1, named=True)
@@ -47,16 +44,16 @@ class AlphaMatch(SSLModel):
         size = views["weak"].shape[0]
         log_p = tf.reshape(tf.nn.log_softmax(tf.concat([weak[:size], strong], 0)), [1 + options.K, size, -1])
         fixed = tf.stop_gradient(log_p)
-        aligned = tf.math.log(tf.maximum(self.aligned(tf.exp(fixed[0]), step), 1e-20))
+        aligned, mean = self.aligned(tf.exp(fixed[0]), step)
         if options.align:
-            fixed = tf.concat([aligned[tf.newaxis], fixed[1:]], 0)
+            fixed = tf.concat([tf.math.log(tf.maximum(aligned, 1e-20))[tf.newaxis], fixed[1:]], 0)
         weights = [1 - options.beta] + [options.beta / options.K] * options.K
         log_g = powered_mean(fixed, weights, options.alpha)
-        step.record_pseudo_labels(log_g)
         divergences = [losses.alpha_divergence(log_g, view, options.alpha) for view in tf.unstack(log_p)]
         xeu = tf.reduce_mean(sum(w * d for w, d in zip(weights, divergences, strict=True)))
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
-        return xe + options.wu * xeu, {"losses/xe": xe, "losses/xeu": xeu}
+        return LossOutput(xe + options.wu * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(log_g, None),
+                          mean_prediction=mean)
 
 
 if __name__ == "__main__":

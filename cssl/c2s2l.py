@@ -6,14 +6,16 @@ A share of the labelled images is not trained on, but calibrates how possible ea
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
+from libml import augment
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import Equal, SSLModel
+from libml.learn.step import LossOutput, Step
 
 EPOCH = 1024  # updates
 
@@ -21,7 +23,6 @@ EPOCH = 1024  # updates
 class C2S2L(SSLModel):
     """Divergence of the strong view from the set of distributions under the possibility degrees of the weak view."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """C2S2L's own hyperparameters; the paper searched calibration {.1, .25, .5}, gamma {.01, .1, 1}."""
 
@@ -47,21 +48,32 @@ class C2S2L(SSLModel):
         return {**{f"snapshot_{i}": Equal(v.numpy()) for i, v in enumerate(network)},
                 "scores": np.full(len(self.calibration_classes), np.inf, np.float32)}
 
-    def snapshot(self, step) -> tuple[list, list, tf.Tensor]:
-        """Weights, statistics and calibration scores (E), new at epochs' starts and every `refresh` updates."""
+    def snapshot(self, step: Step) -> dict[str, tf.Tensor]:
+        """The state, new at epochs' starts and every `refresh` updates."""
         update = step.images_seen // self.options.batch % EPOCH
         due = (update == 0) | (update % self.options.refresh == self.options.refresh - 1)
         due |= tf.math.is_inf(step.state["scores"][0])  # the first calibration was lost, as float16 loses updates
         network = [*step.weights, *step.statistics]
-        network = [tf.stop_gradient(tf.where(due, new, step.state[f"snapshot_{i}"])) for i, new in enumerate(network)]
-        parts = network[:len(step.weights)], network[len(step.weights):]
-        scores = tf.stop_gradient(tf.cond(due, lambda: self.calibrate(*parts), lambda: step.state["scores"]))
-        step.new_state |= {**{f"snapshot_{i}": value for i, value in enumerate(network)}, "scores": scores}
-        return *parts, scores
+        state = {f"snapshot_{i}": tf.stop_gradient(tf.where(due, new, step.state[f"snapshot_{i}"]))
+                 for i, new in enumerate(network)}
+        scores = tf.cond(due, lambda: self.calibrate(state), lambda: step.state["scores"])
+        return state | {"scores": tf.stop_gradient(scores)}
 
-    def calibrate(self, weights: list, statistics: list) -> tf.Tensor:
-        """Nonconformity of the calibration images with their true classes [n], sorted."""
-        p = tf.nn.softmax(self._infer_bytes(tf.convert_to_tensor(self.calibration_images), weights, statistics))
+    def judged(self, images: tf.Tensor, state: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Logits [N, C] of float images from the snapshot."""
+        size, rest = len(self.network.trainable_variables), len(self.network.non_trainable_variables)
+        network = [state[f"snapshot_{i}"] for i in range(size + rest)]
+        return tf.stop_gradient(self.infer_with(network[:size], network[size:], images))
+
+    def calibrate(self, state: Mapping[str, tf.Tensor], chunk: int = 256) -> tf.Tensor:
+        """Nonconformity of the calibration images with their true classes [n], sorted; some images at a time."""
+        size = len(self.calibration_classes)
+        chunk = min(chunk, size)
+        rows = np.resize(np.arange(size), (-(-size // chunk), chunk))  # the last chunk is filled up
+        logits = tf.map_fn(lambda part: self.judged(augment.to_float(part), state),
+                           tf.gather(tf.convert_to_tensor(self.calibration_images), rows),
+                           fn_output_signature=tf.float32)
+        p = tf.nn.softmax(tf.reshape(logits, [-1, self.num_classes])[:size])
         return tf.sort(tf.gather(self.nonconformity(p), self.calibration_classes, batch_dims=1))
 
     def nonconformity(self, p: tf.Tensor) -> tf.Tensor:
@@ -82,18 +94,17 @@ class C2S2L(SSLModel):
 
     def compute_losses(self, views, step):
         """KL(label || p) + wu min_{t in Q} KL(t || p(strong)), Q from the weak view's possibility degrees."""
-        weights, statistics, scores = self.snapshot(step)
-        weak = tf.stop_gradient(self._infer(views["weak"], weights, statistics))
-        pi = tf.tile(self.possibility(tf.nn.softmax(weak), scores), [self.options.K, 1])
-        step.record_pseudo_labels(weak)
+        state = self.snapshot(step)
+        weak = self.judged(views["weak"], state)
+        pi = tf.tile(self.possibility(tf.nn.softmax(weak), state["scores"]), [self.options.K, 1])
 
         size = views["labeled"].shape[0]
         logits = step.forward(tf.concat([views["labeled"], views["strong"]], 0))
         label = tf.one_hot(views["label"], self.num_classes)
         xe = tf.reduce_mean(losses.clipped_kl(label, tf.nn.softmax(logits[:size])))
         xeu = tf.reduce_mean(losses.possibility_loss(logits[size:], pi))
-        return xe + self.options.wu * xeu, {"losses/xe": xe, "losses/xeu": xeu,
-                                            "monitors/possible": tf.reduce_mean(tf.reduce_sum(pi, -1))}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/possible": tf.reduce_mean(tf.reduce_sum(pi, -1))}
+        return LossOutput(xe + self.options.wu * xeu, scalars, state, (weak, None))
 
 
 if __name__ == "__main__":

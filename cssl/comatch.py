@@ -4,14 +4,15 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from libml import networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import banks, losses
-from libml.learn.model import Equal, SharedOptions, SSLModel
+from libml.learn.model import Equal, SSLModel
+from libml.learn.options import SharedOptions
+from libml.learn.step import LossOutput, Step
 
 
 class CoMatch(SSLModel):
@@ -20,7 +21,6 @@ class CoMatch(SSLModel):
     communicates = True
     views_per_image = (1, 2)
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SharedOptions):
         """CoMatch's own hyperparameters; the authors trained 2^19 updates (--train_kimg=32768)."""
 
@@ -43,8 +43,6 @@ class CoMatch(SSLModel):
 
     def with_heads(self, network):
         """Embeddings of unit length."""
-        from libml import networks  # needs TensorFlow
-
         return networks.Heads(network, {"z": networks.Projection(self.options.low_dim, slope=0.1, seed=self.seed)})
 
     def initial_state(self):
@@ -55,7 +53,7 @@ class CoMatch(SSLModel):
                   "bank_q": (size, self.num_classes)}
         return {name: Equal(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
 
-    def smoothed(self, a: tf.Tensor, z: tf.Tensor, step) -> tf.Tensor:
+    def smoothed(self, a: tf.Tensor, z: tf.Tensor, step: Step) -> tf.Tensor:
         """alpha a + (1 - alpha) softmax(z bank_z / t) bank_q, once the memory is full and a batch old."""
         bank_z, bank_q = step.state["bank_z"], step.state["bank_q"]
         likeness = tf.nn.softmax(tf.matmul(z, bank_z, transpose_b=True) / self.options.temperature)
@@ -81,18 +79,18 @@ class CoMatch(SSLModel):
         a, means = banks.align_with(step.state["means"], q, step)
         target = self.smoothed(a, z_w, step)
         mask = losses.confidence_mask(target, options.confidence)
-        step.record_pseudo_labels(target, mask)
         new = {"bank_z": (z_w, z_x), "bank_q": (a, tf.one_hot(views["label"], self.num_classes))}
-        step.new_state |= {"means": means, **{
-            name: banks.push(step.state[name], tf.concat([step.gather(part) for part in parts], 0))
-            for name, parts in new.items()}}
+        state = {name: banks.push(step.state[name], tf.concat([step.gather(part) for part in parts], 0))
+                 for name, parts in new.items()}
 
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong[:size], target))
         pairs = (step.gather(part) for part in (target, z_s[:size], z_s[size:]))
         contrast = tf.reduce_mean(self.contrastive(*pairs))
-        return xe + options.wu * xeu + options.wc * contrast, {
-            "losses/xe": xe, "losses/xeu": xeu, "losses/contrast": contrast, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/contrast": contrast,
+                   "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + options.wu * xeu + options.wc * contrast, scalars, {**state, "means": means},
+                          (target, mask))
 
 
 if __name__ == "__main__":

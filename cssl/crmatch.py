@@ -4,23 +4,19 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from libml import networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
 from libml.learn.model import SSLModel
+from libml.learn.options import ThresholdOptions
+from libml.learn.step import LossOutput
 
 
 class CRMatch(SSLModel):
     """Cross-entropy with argmax q where max q >= tau, angles between features of both views, quarter turns."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(SSLModel.Options):
-        """CRMatch's own hyperparameters."""
-
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
-                                   high=1, named=True)
+    class Options(ThresholdOptions):
         w_distance: float = option(1.0, "weight of the likeness of strong and weak features", low=0)
         w_rot: float = option(1.0, "weight of the rotation loss", low=0)
 
@@ -31,8 +27,6 @@ class CRMatch(SSLModel):
 
     def with_heads(self, network):
         """A vector of the whole feature map, and four quarter turns to tell apart."""
-        from libml import networks  # needs TensorFlow
-
         return networks.Heads(network, {"vector": networks.MapVector(128, self.seed),
                                       "rotation": networks.Projection(4, seed=self.seed, normalize=False)}, self.seed)
 
@@ -44,7 +38,6 @@ class CRMatch(SSLModel):
             {**views, "weak": first}, step, outputs=("logits", "vector"))
         q = tf.stop_gradient(tf.nn.softmax(weak))
         mask = losses.confidence_mask(q, options.confidence)
-        step.record_pseudo_labels(weak, mask)
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, tf.argmax(q, -1)))
         cosine = tf.reduce_sum(tf.math.l2_normalize(e_strong, -1) * tf.math.l2_normalize(e_weak, -1), -1)
@@ -53,9 +46,10 @@ class CRMatch(SSLModel):
         turned, turns = mixing.rotate_quarters(tf.tile(second[:size], [4, 1, 1, 1]))
         rotation, = step.forward(turned, outputs=("rotation",), update_statistics=False)
         rot = tf.reduce_mean(losses.cross_entropy(rotation, turns))
-        return (xe + options.wu * xeu + options.w_distance * distance + options.w_rot * rot,
-                {"losses/xe": xe, "losses/xeu": xeu, "losses/distance": distance, "losses/rot": rot,
-                 "monitors/mask": tf.reduce_mean(mask)})
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/distance": distance, "losses/rot": rot,
+                   "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + options.wu * xeu + options.w_distance * distance + options.w_rot * rot, scalars,
+                          pseudo_labels=(weak, mask))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.step import UnlabeledLoss
 
 
 class CSSL(SSLModel):
@@ -17,10 +16,7 @@ class CSSL(SSLModel):
 
     uses_alignment = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """CSSL's own hyperparameters."""
-
         confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper",
                                    low=0, high=1, named=True)
         alpha_bound: float = option(0.0, "smallest size alpha of a credal set; 0.03 in the barely supervised runs",
@@ -35,10 +31,12 @@ class CSSL(SSLModel):
     def unlabeled_loss(self, weak, strong, views, step):
         """L*(Q, p) with Q from the weak view."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        y, alpha = self.credal_set(q, self.aligned(q, step))
+        a, mean = self.aligned(q, step)
+        y, alpha = self.credal_set(q, a)
         loss = losses.credal_loss(strong, y, alpha)
         mask = losses.confidence_mask(q, self.options.confidence)
-        return loss, mask, {"monitors/alpha": tf.reduce_mean(alpha), "metrics/kld": tf.reduce_mean(loss)}
+        scalars = {"monitors/alpha": tf.reduce_mean(alpha), "metrics/kld": tf.reduce_mean(loss)}
+        return UnlabeledLoss(loss, mask, scalars, mean_prediction=mean)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.step import Step, UnlabeledLoss
 
 WINDOW = 256  # last updates of the warm-up, whose labelled loss the threshold starts from
 
@@ -19,7 +18,6 @@ WINDOW = 256  # last updates of the warm-up, whose labelled loss the threshold s
 class Dash(SSLModel):
     """Cross-entropy of the strong view with the sharpened weak prediction t, where H(t, weak) <= rho."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """Dash's own hyperparameters, as in USB; the paper: decay_kimg 576, lr 0.06."""
 
@@ -39,7 +37,7 @@ class Dash(SSLModel):
         """Labelled images before the first unlabelled one counts."""
         return round(1024 * self.options.warmup_kimg)
 
-    def threshold(self, step) -> tf.Tensor:
+    def threshold(self, step: Step) -> tf.Tensor:
         """rho = max(C gamma^-k rho^, rho_min); rho^: mean labelled loss after the warm-up (Eq. 17)."""
         options = self.options
         k = tf.maximum(step.images_seen - self.warmup_images, 0) // max(1, round(1024 * options.decay_kimg))
@@ -53,16 +51,16 @@ class Dash(SSLModel):
         target = tf.where(rho <= self.options.rho_min, hard, tf.nn.softmax(weak / self.options.T))
         chosen = losses.soft_cross_entropy(weak, target) <= rho
         started = step.images_seen >= self.warmup_images
-        return losses.soft_cross_entropy(strong, target), tf.cast(chosen & started, tf.float32), {"monitors/rho": rho}
+        mask = tf.cast(chosen & started, tf.float32)
+        return UnlabeledLoss(losses.soft_cross_entropy(strong, target), mask, {"monitors/rho": rho}, step.state)
 
     def compute_losses(self, views, step):
         """H(label, p) + wu [H(t, weak) <= rho] H(t, p)."""
-        loss, scalars = super().compute_losses(views, step)
+        output = super().compute_losses(views, step)
         left = self.warmup_images - step.images_seen
         inside = tf.cast((left > 0) & (left <= WINDOW * self.options.batch), tf.float32)
-        step.new_state |= {"total": step.state["total"] + inside * tf.stop_gradient(scalars["losses/xe"]),
-                           "count": step.state["count"] + inside}
-        return loss, scalars
+        total = step.state["total"] + inside * tf.stop_gradient(output.scalars["losses/xe"])
+        return output._replace(state={"total": total, "count": step.state["count"] + inside})
 
 
 if __name__ == "__main__":

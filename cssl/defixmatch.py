@@ -4,12 +4,12 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.options import ThresholdOptions
+from libml.learn.step import LossOutput
 
 
 class DeFixMatch(SSLModel):
@@ -17,13 +17,8 @@ class DeFixMatch(SSLModel):
 
     strong_labeled_too = True
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(SSLModel.Options):
-        """DeFixMatch's own hyperparameters."""
-
+    class Options(ThresholdOptions):
         wu: float = option(0.5, "lambda_u: weight of the unlabelled loss and of what is taken away", low=0, named=True)
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of a weak view", low=0,
-                                   high=1, named=True)
 
     def compute_losses(self, views, step):
         """(H(label, p(x)) + H(label, p(x strong))) / 2 + wu (U(weak, strong) - U(x, x strong)), U FixMatch's loss."""
@@ -39,9 +34,8 @@ class DeFixMatch(SSLModel):
         weak = tf.tile(weak, [self.options.K, 1])
         unlabeled, mask = matching(weak, strong)
         anti, _ = matching(x, x_strong)
-        step.record_pseudo_labels(weak, mask)
-        return (xe + self.options.wu * (unlabeled - anti),
-                {"losses/xe": xe, "losses/xeu": unlabeled, "losses/anti": anti, "monitors/mask": tf.reduce_mean(mask)})
+        scalars = {"losses/xe": xe, "losses/xeu": unlabeled, "losses/anti": anti, "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + self.options.wu * (unlabeled - anti), scalars, pseudo_labels=(weak, mask))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from libml import augment
+from libml import augment, networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing, optim
 from libml.learn.model import AdamModel
+from libml.learn.step import LossOutput
 
 WEIGHTS = {"projective": 10.0, "affine": 7.5, "similarity": 5.0, "euclidean": 2.0, "ccbs": 0.5}  # lambda_k
 
@@ -19,10 +19,7 @@ WEIGHTS = {"projective": 10.0, "affine": 7.5, "similarity": 5.0, "euclidean": 2.
 class EnAET(AdamModel):
     """MixMatch, plus the errors of five decoders of transformations and the divergence of transformed images."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(AdamModel.Options):
-        """EnAET's own hyperparameters."""
-
         batch: int = option(128, "B: labelled images per update", low=1, named=True)
         warmup_pos: float = option(50 / 1024, "part of the run over which the weight of the guesses grows linearly",
                                    low=0, high=1)
@@ -47,8 +44,7 @@ class EnAET(AdamModel):
 
     def with_heads(self, network):
         """Decoders of the transformations."""
-        from libml import networks  # these need TensorFlow
-        from libml.augment.transformations import NUMBERS
+        from libml.augment.transformations import NUMBERS  # needs TensorFlow
 
         return networks.Decoders(network, NUMBERS, self.seed)
 
@@ -85,7 +81,6 @@ class EnAET(AdamModel):
             predictions.append(transformed[-1])
         mean = sum(map(tf.nn.softmax, predictions)) / len(predictions)
         guess = tf.stop_gradient(losses.sharpen(mean, options.T))
-        step.record_pseudo_labels(guess)
 
         errors = {}
         for name, (changed, target) in transformations.transform(pixels, step.new_seed()).items():
@@ -104,9 +99,10 @@ class EnAET(AdamModel):
         match = tf.reduce_mean(losses.squared_error(tf.nn.softmax(logits[size:]), targets[size:]))
         ramp, time = step.ramp(options.warmup_pos * self.total_images), step.ramp(self.total_images)
         aet = sum(WEIGHTS[name] * tf.minimum(time, 0.1) * error for name, error in errors.items())
-        return (xe + options.w_match * ramp * match + options.w_aet * aet + options.w_kl * kl,
-                {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/aet": aet,
-                 **{f"losses/{name}": error for name, error in errors.items()}})
+        scalars = {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/aet": aet,
+                   **{f"losses/{name}": error for name, error in errors.items()}}
+        return LossOutput(xe + options.w_match * ramp * match + options.w_aet * aet + options.w_kl * kl, scalars,
+                          pseudo_labels=(guess, None))
 
 
 if __name__ == "__main__":

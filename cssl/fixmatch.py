@@ -7,23 +7,20 @@ another decay, a mean teacher, sharpened predictions, other views. Their default
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, optim
 from libml.learn.model import SSLModel
+from libml.learn.options import ThresholdOptions
+from libml.learn.step import UnlabeledLoss
 
 
 class FixMatch(SSLModel):
     """Cross-entropy of the strong view with argmax q, where max q >= tau."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(SSLModel.Options):
+    class Options(ThresholdOptions):
         """FixMatch's own hyperparameter, and those of its ablations."""
 
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
-                                   high=1, named=True)
         optimizer: str = option("sgd", "SGD with momentum, or Adam (in the paper with --lr=0.002)",
                                 choices=("sgd", "adam"))
         momentum: float = option(0.9, "beta: momentum of SGD", low=0, high=1)
@@ -74,10 +71,10 @@ class FixMatch(SSLModel):
         """H(argmax q, p) and [max q >= tau] (Sec. 2.1), q sharpened by T; or H(q, p), where the mask knows no T."""
         q = tf.stop_gradient(tf.nn.softmax(weak / self.options.T))
         if self.options.target == "hard":
-            return (losses.cross_entropy(strong, tf.argmax(q, -1)), losses.confidence_mask(q, self.options.confidence),
-                    {})
+            return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(q, -1)),
+                                 losses.confidence_mask(q, self.options.confidence))
         mask = losses.confidence_mask(tf.stop_gradient(tf.nn.softmax(weak)), self.options.confidence)
-        return losses.soft_cross_entropy(strong, q), mask, {}
+        return UnlabeledLoss(losses.soft_cross_entropy(strong, q), mask)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.options import ThresholdOptions
+from libml.learn.step import UnlabeledLoss
 
 
 class FixMatchDA(SSLModel):
@@ -17,18 +16,15 @@ class FixMatchDA(SSLModel):
 
     uses_alignment = True
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(SSLModel.Options):
-        """FixMatch's own hyperparameter."""
-
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
-                                   high=1, named=True)
+    class Options(ThresholdOptions):
+        """FixMatch's threshold."""
 
     def unlabeled_loss(self, weak, strong, views, step):
         """H(a, p) and [max q >= tau]."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        loss = losses.soft_cross_entropy(strong, self.aligned(q, step))
-        return loss, losses.confidence_mask(q, self.options.confidence), {}
+        a, mean = self.aligned(q, step)
+        mask = losses.confidence_mask(q, self.options.confidence)
+        return UnlabeledLoss(losses.soft_cross_entropy(strong, a), mask, mean_prediction=mean)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import banks, losses
 from libml.learn.model import SSLModel
+from libml.learn.step import UnlabeledLoss
 
 
 class FlexMatch(SSLModel):
@@ -19,10 +18,7 @@ class FlexMatch(SSLModel):
 
     communicates = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """FlexMatch's own hyperparameters."""
-
         confidence: float = option(0.95, "tau: threshold for the best learned class", low=0, high=1, named=True)
         thresh_warmup: bool = option(True, "images without a confident prediction so far count as one more class")
 
@@ -55,9 +51,10 @@ class FlexMatch(SSLModel):
         new = tf.where(last >= 0, tf.gather(new, tf.maximum(last, 0)), old)
         moved = tf.cast(last == tf.range(last.shape[0]), tf.int32)[:, tf.newaxis]  # each image once
         change = tf.one_hot(new, self.num_classes, dtype=tf.int32) - tf.one_hot(old, self.num_classes, dtype=tf.int32)
-        step.new_state |= {"chosen": tf.tensor_scatter_nd_update(step.state["chosen"], index[:, tf.newaxis], new),
-                           "counts": step.state["counts"] + tf.reduce_sum(moved * change, 0)}
-        return losses.cross_entropy(strong, y), mask, {"monitors/threshold": tf.reduce_mean(thresholds)}
+        state = {"chosen": tf.tensor_scatter_nd_update(step.state["chosen"], index[:, tf.newaxis], new),
+                 "counts": step.state["counts"] + tf.reduce_sum(moved * change, 0)}
+        scalars = {"monitors/threshold": tf.reduce_mean(thresholds)}
+        return UnlabeledLoss(losses.cross_entropy(strong, y), mask, scalars, state)
 
 
 if __name__ == "__main__":

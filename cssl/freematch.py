@@ -4,14 +4,13 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import banks, losses
 from libml.learn.model import Equal, SSLModel
+from libml.learn.step import LossOutput, Step
 
 
 class FreeMatch(SSLModel):
@@ -19,10 +18,7 @@ class FreeMatch(SSLModel):
 
     communicates = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """FreeMatch's own hyperparameters."""
-
         momentum: float = option(0.999, "lambda: decay of the averages of confidence and predictions", low=0, high=1)
         w_fair: float = option(0.01, "w_f: weight of the fairness loss", low=0, named=True)
         tau_max: float = option(1.0, "largest threshold; 0.95 for SVHN", low=0, high=1)
@@ -37,16 +33,17 @@ class FreeMatch(SSLModel):
         uniform = np.full(self.num_classes, 1 / self.num_classes, np.float32)
         return {"tau": Equal(uniform[0]), "p": Equal(uniform), "h": Equal(uniform)}
 
-    def thresholds(self, q: tf.Tensor, step) -> tf.Tensor:
-        """tau p_k / max p [C], after this batch has entered the averages."""
+    def averages(self, q: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
+        """tau, p and h with this batch."""
         batch = {"tau": tf.reduce_max(q, -1), "p": q, "h": tf.one_hot(tf.argmax(q, -1), self.num_classes)}
-        for name, values in batch.items():
-            mean = step.mean(tf.reduce_mean(values, 0))
-            step.new_state[name] = banks.running_mean(step.state[name], mean, self.options.momentum)
-        p = step.new_state["p"]
-        return tf.minimum(step.new_state["tau"], self.options.tau_max) * p / tf.reduce_max(p)
+        return {name: banks.running_mean(step.state[name], step.mean(tf.reduce_mean(values, 0)), self.options.momentum)
+                for name, values in batch.items()}
 
-    def fairness(self, strong: tf.Tensor, mask: tf.Tensor, step) -> tf.Tensor:
+    def thresholds(self, state: dict[str, tf.Tensor]) -> tf.Tensor:
+        """tau p_k / max p [C]."""
+        return tf.minimum(state["tau"], self.options.tau_max) * state["p"] / tf.reduce_max(state["p"])
+
+    def fairness(self, strong: tf.Tensor, mask: tf.Tensor, state: dict[str, tf.Tensor], step: Step) -> tf.Tensor:
         """sum_k A_k log B_k, A from p / h, B from the same of the strong views that count."""
         def balanced(p, h):
             ratio = tf.math.divide_no_nan(p, h)
@@ -57,7 +54,7 @@ class FreeMatch(SSLModel):
         weight = mask[:, tf.newaxis]
         count = step.mean(tf.reduce_sum(mask))
         mean, histogram = (tf.math.divide_no_nan(step.mean(tf.reduce_sum(weight * x, 0)), count) for x in (p, hits))
-        target = balanced(step.new_state["p"], step.new_state["h"])
+        target = balanced(state["p"], state["h"])
         loss = tf.reduce_sum(target * tf.math.log(balanced(mean, histogram) + 1e-12))
         return tf.where(count > 0, loss, 0.0)
 
@@ -66,15 +63,15 @@ class FreeMatch(SSLModel):
         x, weak, strong = self.forward_together(views, step)
         q = tf.stop_gradient(tf.nn.softmax(weak))
         y = tf.argmax(q, -1)
-        thresholds = self.thresholds(q, step)
+        state = self.averages(q, step)
+        thresholds = self.thresholds(state)
         mask = tf.cast(tf.reduce_max(q, -1) >= tf.gather(thresholds, y), tf.float32)
-        step.record_pseudo_labels(weak, mask)
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, y))
-        fair = self.fairness(strong, mask, step)
-        return xe + self.options.wu * xeu + self.options.w_fair * fair, {
-            "losses/xe": xe, "losses/xeu": xeu, "losses/fair": fair, "monitors/mask": tf.reduce_mean(mask),
-            "monitors/threshold": tf.reduce_mean(thresholds)}
+        fair = self.fairness(strong, mask, state, step)
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/fair": fair, "monitors/mask": tf.reduce_mean(mask),
+                   "monitors/threshold": tf.reduce_mean(thresholds)}
+        return LossOutput(xe + self.options.wu * xeu + self.options.w_fair * fair, scalars, state, (weak, mask))
 
 
 if __name__ == "__main__":

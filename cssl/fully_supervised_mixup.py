@@ -4,12 +4,11 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
 from libml.learn.model import AdamModel
+from libml.learn.step import LossOutput
 
 
 class FullySupervisedMixUp(AdamModel):
@@ -18,7 +17,6 @@ class FullySupervisedMixUp(AdamModel):
     uses_unlabeled = False
     uses_all_labels = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(AdamModel.Options):
         """MixUp's own hyperparameters, as in FixMatch's program."""
 
@@ -37,7 +35,7 @@ class FullySupervisedMixUp(AdamModel):
         x, target = mixing.mixup_reversed(views["labeled"], tf.one_hot(views["label"], self.num_classes),
                                           beta=self.options.beta, seed=step.new_seed())
         xe = tf.reduce_mean(losses.soft_cross_entropy(step.forward(x), target))
-        return xe, {"losses/xe": xe}
+        return LossOutput(xe, {"losses/xe": xe})
 
 
 if __name__ == "__main__":

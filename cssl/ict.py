@@ -4,21 +4,17 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
 from libml.learn.model import AdamModel
+from libml.learn.step import LossOutput
 
 
 class ICT(AdamModel):
     """Squared difference of the mixed teacher predictions and the prediction on the equally mixed images."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(AdamModel.Options):
-        """ICT's own hyperparameters."""
-
         consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up", low=0)
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
 
@@ -27,13 +23,12 @@ class ICT(AdamModel):
         xe = self.labeled_cross_entropy(views, step)
         y = views["weak"]
         teacher = step.forward(y, ema=True)
-        step.record_pseudo_labels(teacher)
         target = tf.stop_gradient(tf.nn.softmax(teacher))
         m = mixing.beta_weights(y.shape[0], beta=self.options.beta, seed=step.new_seed())
         student = step.forward(mixing.mix(y, y[::-1], m), update_statistics=False)
         xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(student), mixing.mix(target, target[::-1], m)))
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}
+        return LossOutput(xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(teacher, None))
 
 
 if __name__ == "__main__":

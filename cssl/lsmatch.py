@@ -4,12 +4,11 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.step import UnlabeledLoss
 
 
 class LSMatch(SSLModel):
@@ -17,10 +16,7 @@ class LSMatch(SSLModel):
 
     uses_alignment = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """LSMatch's own hyperparameters."""
-
         confidence: float = option(0.0, "tau: threshold on max q of the weak view; 0: every image, as in the paper",
                                    low=0, high=1, named=True)
         reference: str = option("raw", "the class y that is smoothed: argmax of the raw or of the aligned prediction",
@@ -29,11 +25,12 @@ class LSMatch(SSLModel):
     def unlabeled_loss(self, weak, strong, views, step):
         """H((1 - alpha) onehot(y) + alpha / C, p)."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        a = self.aligned(q, step)
+        a, mean = self.aligned(q, step)
         y = tf.argmax(q if self.options.reference == "raw" else a, -1)
         alpha = 1 - tf.reduce_max(a, -1)
         loss = losses.soft_cross_entropy(strong, losses.smooth_targets(y, alpha, self.num_classes))
-        return loss, losses.confidence_mask(q, self.options.confidence), {"monitors/alpha": tf.reduce_mean(alpha)}
+        mask = losses.confidence_mask(q, self.options.confidence)
+        return UnlabeledLoss(loss, mask, {"monitors/alpha": tf.reduce_mean(alpha)}, mean_prediction=mean)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
-from libml.learn.model import ConsistencyOptions, SSLModel
+from libml.learn.model import SSLModel
+from libml.learn.options import ConsistencyOptions
+from libml.learn.step import LossOutput
 
 
 class MeanTeacher(SSLModel):
@@ -17,10 +17,7 @@ class MeanTeacher(SSLModel):
 
     views_per_image = (2, 0)
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(ConsistencyOptions):
-        """Mean Teacher's own hyperparameter."""
-
         consistency_weight: float = option(50.0, "weight of the consistency loss after the warm-up", low=0)
 
     def compute_losses(self, views, step):
@@ -29,11 +26,10 @@ class MeanTeacher(SSLModel):
         first, second = tf.split(views["weak"], 2)
         teacher = step.forward(first, ema=True)  # in training mode: its statistics are those of the batch
         student = step.forward(second, update_statistics=False)
-        step.record_pseudo_labels(teacher)
         target = tf.stop_gradient(tf.nn.softmax(teacher))
         xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(student), target))
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}
+        return LossOutput(xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(teacher, None))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ student. The paper's algorithm is --feedback=hard --sign=paper.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from libml import networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
-from libml.learn.model import SharedOptions, SSLModel
+from libml.learn.model import SSLModel
+from libml.learn.options import SharedOptions
+from libml.learn.step import LossOutput
 
 
 def centred(change, average):
@@ -33,7 +35,6 @@ class MetaPseudoLabels(SSLModel):
     views_per_image = (1, 1)
     communicates = True  # the student's step comes before the teacher's gradient
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SharedOptions):
         """Meta Pseudo Labels' own hyperparameters, as in the authors' program."""
 
@@ -65,8 +66,6 @@ class MetaPseudoLabels(SSLModel):
         return {"augment": "d.d.rac", "bn_momentum": 0.99}
 
     def __init__(self, network, num_classes, *, teacher=None, seed=0, **arguments):
-        from libml import networks  # needs TensorFlow
-
         if teacher is None:
             if getattr(network, "twin", None) is None:
                 raise ValueError(f"A {type(network).__name__} cannot be built twice: give the model a `teacher` too, "
@@ -113,11 +112,11 @@ class MetaPseudoLabels(SSLModel):
         """The student's step on H(label of the teacher, p_S(s)), then the teacher's gradient with its feedback."""
         options, size = self.options, [views[name].shape[0] for name in ("labeled", "weak", "strong")]
         passes = {"embedding_dropout": options.dropout} if options.dropout else {}
-        student, teacher = self.groups["student"], self.groups["teacher"]
-        own = {group: [step.weights[i] for i in self.groups[group].indices] for group in self.groups}
+        indices = {name: group.indices for name, group in self.update.groups.items()}
+        student, teacher = ([step.weights[i] for i in indices[name]] for name in ("student", "teacher"))
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(own["teacher"])
+            tape.watch(teacher)
             together = tf.concat([views["labeled"], views["weak"], views["strong"]], 0)
             x, weak, strong = tf.split(step.forward(together, teacher=True, update_statistics=False, **passes), size)
             one_hot = tf.one_hot(views["label"], self.num_classes)
@@ -125,24 +124,23 @@ class MetaPseudoLabels(SSLModel):
             q = tf.stop_gradient(tf.nn.softmax(weak / options.temperature))
             mask = losses.confidence_mask(q, options.confidence)
             uda = tf.reduce_mean(mask * losses.soft_cross_entropy(strong, q))
-            label = tf.stop_gradient(tf.nn.softmax(strong))
-            step.record_pseudo_labels(label)
+            label = soft = tf.stop_gradient(tf.nn.softmax(strong))
             if options.feedback == "hard":
-                label = tf.one_hot(mixing.draw_labels(label, step.new_seed()), self.num_classes)
+                label = tf.one_hot(mixing.draw_labels(soft, step.new_seed()), self.num_classes)
 
-            scalars, student_gradients, h = self.student_step(views, step, self.smooth(label), own["student"], passes)
-            feedback = tf.reduce_mean(losses.soft_cross_entropy(strong, label))
+            own, gradients = self.student_step(views, step, self.smooth(label), student, passes)
+            h = own.scalars["monitors/feedback"]
             ramp = step.ramp(options.warmup_pos * self.total_images)
-            loss = xe + options.wu * ramp * uda + h * feedback
-        gradients = dict(zip(teacher.indices, step.gradients(tape, loss, own["teacher"]), strict=True))
-        gradients |= dict(zip(student.indices, student_gradients, strict=True))
-        return ([gradients[i] for i in range(len(step.weights))],
-                {**scalars, "losses/xe": xe, "losses/xeu": uda, "losses/teacher": loss,
-                 "losses/total": loss + scalars["losses/student"], "monitors/mask": tf.reduce_mean(mask),
-                 "monitors/feedback": h})
+            loss = xe + options.wu * ramp * uda + h * tf.reduce_mean(losses.soft_cross_entropy(strong, label))
+        by_position = dict(zip([*indices["student"], *indices["teacher"]],
+                               [*gradients, *step.gradients(tape, loss, teacher)], strict=True))
+        scalars = {**own.scalars, "losses/xe": xe, "losses/xeu": uda, "losses/teacher": loss,
+                   "monitors/mask": tf.reduce_mean(mask)}
+        return ([by_position[i] for i in range(len(step.weights))],
+                LossOutput(loss + own.loss, scalars, own.state, (soft, None)))
 
     def student_step(self, views, step, target, weights, passes):
-        """Returns scalars, the student's gradients over all replicas, and h: what its step did to its labelled loss."""
+        """The student's loss, with h, what its step did to its labelled loss; and its gradients over all replicas."""
         size = [target.shape[0], views["labeled"].shape[0]]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
@@ -150,16 +148,15 @@ class MetaPseudoLabels(SSLModel):
             loss = tf.reduce_mean(losses.soft_cross_entropy(strong, target))
         gradients = step.mean(step.gradients(tape, loss, weights))
         before = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
-        scalars = {"losses/student": loss, "losses/student_xe": before}
-        if self.options.feedback == "none":
-            return scalars, gradients, tf.zeros([])
-        new = step.forward(views["labeled"], weights=step.updated_weights("student", gradients),
-                           update_statistics=False, **passes)
-        after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
-        change = step.mean(tf.stop_gradient(after - before))
-        change = -change if self.options.sign == "paper" else change
-        h, step.new_state["baseline"] = centred(change, step.state["baseline"])
-        return scalars, gradients, h
+        h, baseline = tf.zeros([]), step.state["baseline"]
+        if self.options.feedback != "none":
+            new = step.forward(views["labeled"], weights=step.updated_weights("student", gradients),
+                               update_statistics=False, **passes)
+            after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
+            change = step.mean(tf.stop_gradient(after - before))
+            h, baseline = centred(-change if self.options.sign == "paper" else change, baseline)
+        scalars = {"losses/student": loss, "losses/student_xe": before, "monitors/feedback": h}
+        return LossOutput(loss, scalars, {"baseline": baseline}), gradients
 
 
 if __name__ == "__main__":

@@ -4,18 +4,17 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
-from libml.learn.model import PreFixMatchOptions, SSLModel
+from libml.learn.model import SSLModel
+from libml.learn.options import PreFixMatchOptions
+from libml.learn.step import LossOutput
 
 
 class MixMatch(SSLModel):
     """MixUp of labelled images with weak views, whose guessed label is the sharpened mean over the views."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(PreFixMatchOptions):
         """MixMatch's own hyperparameters, as in FixMatch's comparison; the MixMatch paper: w_match 75, beta 0.75."""
 
@@ -42,7 +41,6 @@ class MixMatch(SSLModel):
         unlabeled = views["strong" if options.cta else "weak"]
         logits = [step.forward(y, update_statistics=False) for y in tf.split(unlabeled, options.K)]
         guess = tf.stop_gradient(losses.sharpen(sum(map(tf.nn.softmax, logits)) / options.K, options.T))
-        step.record_pseudo_labels(guess)
 
         images = tf.concat([views["labeled"], unlabeled], 0)
         targets = tf.concat([tf.one_hot(views["label"], self.num_classes), tf.tile(guess, [options.K, 1])], 0)
@@ -51,7 +49,7 @@ class MixMatch(SSLModel):
         xe = tf.reduce_mean(losses.soft_cross_entropy(mixed[:size], targets[:size]))
         match = tf.reduce_mean(losses.squared_error(tf.nn.softmax(mixed[size:]), targets[size:]))
         weight = options.w_match * step.ramp(1024 * options.warmup_kimg)
-        return xe + weight * match, {"losses/xe": xe, "losses/xeu": match}
+        return LossOutput(xe + weight * match, {"losses/xe": xe, "losses/xeu": match}, pseudo_labels=(guess, None))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,16 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
 from libml.learn.model import AdamModel
+from libml.learn.step import LossOutput
 
 
 class MixUp(AdamModel):
     """Cross-entropy of mixed labelled images, and of mixed unlabelled ones with their mixed guesses."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(AdamModel.Options):
         """MixUp's own hyperparameters, as in FixMatch's program."""
 
@@ -41,11 +39,10 @@ class MixUp(AdamModel):
                                           seed=step.new_seed())
         xe = tf.reduce_mean(losses.soft_cross_entropy(step.forward(x), target))
         guess = tf.stop_gradient(tf.nn.softmax(step.forward(unlabeled, update_statistics=False)))
-        step.record_pseudo_labels(guess)
         u, target = mixing.mixup_reversed(unlabeled, guess, beta=beta, seed=step.new_seed())
         xeu = tf.reduce_mean(losses.soft_cross_entropy(step.forward(u, update_statistics=False), target))
         ramp = step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + ramp * xeu, {"losses/xe": xe, "losses/xeu": xeu}
+        return LossOutput(xe + ramp * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(guess, None))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
-from libml.learn.model import ConsistencyOptions, SSLModel
+from libml.learn.model import SSLModel
+from libml.learn.options import ConsistencyOptions
+from libml.learn.step import LossOutput
 
 
 class PiModel(SSLModel):
@@ -17,21 +17,17 @@ class PiModel(SSLModel):
 
     views_per_image = (2, 0)
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(ConsistencyOptions):
-        """The Pi-model's own hyperparameter."""
-
         consistency_weight: float = option(10.0, "weight of the consistency loss after the warm-up", low=0)
 
     def compute_losses(self, views, step):
         """H(label, p) + w(t) mean_k (q_k - p_k)^2, q from the first view without gradient (Algorithm 1)."""
         xe = self.labeled_cross_entropy(views, step)
         first, second = (step.forward(y, update_statistics=False) for y in tf.split(views["weak"], 2))
-        step.record_pseudo_labels(first)
         target = tf.stop_gradient(tf.nn.softmax(first))
         xeu = tf.reduce_mean(losses.squared_error(tf.nn.softmax(second), target))
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}
+        return LossOutput(xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(first, None))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
-from libml.learn.model import ConsistencyOptions, SSLModel
+from libml.learn.model import SSLModel
+from libml.learn.options import ConsistencyOptions
+from libml.learn.step import LossOutput
 
 
 class PseudoLabel(SSLModel):
@@ -17,10 +17,7 @@ class PseudoLabel(SSLModel):
 
     views_per_image = (1, 0)
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(ConsistencyOptions):
-        """Pseudo-Label's own hyperparameters."""
-
         consistency_weight: float = option(1.0, "weight of the pseudo-labels' loss after the warm-up", low=0)
         threshold: float = option(0.95, "class probability above which an image has a pseudo-label", low=0, high=1)
 
@@ -29,10 +26,10 @@ class PseudoLabel(SSLModel):
         xe = self.labeled_cross_entropy(views, step)
         logits = step.forward(views["weak"], update_statistics=False)
         mask = tf.cast(tf.reduce_max(tf.nn.softmax(logits), -1) > self.options.threshold, tf.float32)
-        step.record_pseudo_labels(logits, mask)
         xeu = tf.reduce_mean(losses.cross_entropy(logits, tf.argmax(logits, -1)) * mask)
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        return xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + weight * xeu, scalars, pseudo_labels=(logits, mask))
 
 
 if __name__ == "__main__":

@@ -4,23 +4,18 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.options import ThresholdOptions
+from libml.learn.step import UnlabeledLoss
 
 
 class ReFixMatch(SSLModel):
     """Cross-entropy with argmax q where max q >= tau, divergence from a soft target elsewhere."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(SSLModel.Options):
-        """ReFixMatch's own hyperparameters."""
-
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
-                                   high=1, named=True)
+    class Options(ThresholdOptions):
         T: float = option(0.5, "temperature of both sides of the divergence", above=0)
 
     def unlabeled_loss(self, weak, strong, views, step):
@@ -30,7 +25,7 @@ class ReFixMatch(SSLModel):
         # A softmax of probabilities, as the published code has it: softer than the softmax of logits would be.
         soft = losses.kl_divergence(tf.nn.softmax(q / self.options.T), strong / self.options.T)
         loss = mask * losses.cross_entropy(strong, tf.argmax(q, -1)) + (1 - mask) * soft
-        return loss, tf.ones_like(mask), {"monitors/confident": tf.reduce_mean(mask)}
+        return UnlabeledLoss(loss, tf.ones_like(mask), {"monitors/confident": tf.reduce_mean(mask)})
 
 
 if __name__ == "__main__":

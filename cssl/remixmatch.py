@@ -4,14 +4,15 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from libml import networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
-from libml.learn.model import PreFixMatchOptions, SSLModel
+from libml.learn.model import SSLModel
+from libml.learn.options import PreFixMatchOptions
+from libml.learn.step import LossOutput
 
 
 class ReMixMatch(SSLModel):
@@ -20,10 +21,7 @@ class ReMixMatch(SSLModel):
     uses_alignment = True
     strong_labeled = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(PreFixMatchOptions):
-        """ReMixMatch's own hyperparameters."""
-
         K: int = option(8, "strong views per unlabelled image", low=1)
         T: float = option(0.5, "temperature of the sharpening", above=0)
         beta: float = option(0.75, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
@@ -41,8 +39,6 @@ class ReMixMatch(SSLModel):
 
     def with_heads(self, network):
         """Four quarter turns to tell apart."""
-        from libml import networks  # needs TensorFlow
-
         return networks.Heads(network, {"rotation": 4}, self.seed)
 
     def initial_state(self):
@@ -54,13 +50,11 @@ class ReMixMatch(SSLModel):
         options, size = self.options, views["labeled"].shape[0]
         label = tf.one_hot(views["label"], self.num_classes)
         p_data = step.state["p_data"]
-        step.new_state["p_data"] = p_data + 0.001 * (tf.reduce_mean(label, 0) - p_data)
 
         q = tf.stop_gradient(tf.nn.softmax(step.forward(views["weak"], update_statistics=False)))
         prior = None if options.p_unlabeled else p_data / tf.reduce_sum(p_data)
-        aligned = self.aligned(q, step, prior)
+        aligned, mean = self.aligned(q, step, prior)
         guess = losses.sharpen(aligned if options.use_dm else q, options.T)
-        step.record_pseudo_labels(guess)
 
         images = tf.concat([views["labeled"], views["weak"], views["strong"]], 0)
         targets = tf.concat([label, tf.tile(guess, [1 + options.K, 1])], 0)
@@ -77,8 +71,9 @@ class ReMixMatch(SSLModel):
         rotation, = step.forward(turned, outputs=("rotation",), update_statistics=False)
         rot = tf.reduce_mean(losses.cross_entropy(rotation, turns))
         ramp = step.ramp(1024 * options.warmup_kimg)
-        return (xe + ramp * (options.w_match * match + options.w_kl * kl) + options.w_rot * rot,
-                {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/rot": rot})
+        return LossOutput(xe + ramp * (options.w_match * match + options.w_kl * kl) + options.w_rot * rot,
+                          {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/rot": rot},
+                          {"p_data": p_data + 0.001 * (tf.reduce_mean(label, 0) - p_data)}, (guess, None), mean)
 
 
 if __name__ == "__main__":

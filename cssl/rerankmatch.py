@@ -7,23 +7,18 @@ earlier RankingMatch, and no published figure of ReRankMatch can be claimed for 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.options import ThresholdOptions
+from libml.learn.step import LossOutput
 
 
 class ReRankMatch(SSLModel):
     """FixMatch's loss, and BatchMean triplet losses of labelled images and of confident strong views."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(SSLModel.Options):
-        """FixMatch's threshold, and what the ranking needs."""
-
-        confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0,
-                                   high=1, named=True)
+    class Options(ThresholdOptions):
         w_rank: float = option(1.0, "lambda_r: weight of the two ranking losses", low=0, named=True)
         margin: float = option(0.5, "m: by which other classes should be farther than the own", low=0)
         rank_on: str = option("embedding", "what is ranked", choices=("embedding", "logits"))
@@ -34,14 +29,13 @@ class ReRankMatch(SSLModel):
         (x, *labeled), (weak, *_), (strong, *ranked) = self.forward_together(views, step, ("logits", "embedding"))
         q = tf.stop_gradient(tf.nn.softmax(weak))
         y, mask = tf.argmax(q, -1), losses.confidence_mask(q, options.confidence)
-        step.record_pseudo_labels(weak, mask)
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, y))
         vectors = (x, strong) if options.rank_on == "logits" else (labeled[0], ranked[0])
         rank = losses.batch_mean_triplet(vectors[0], views["label"], tf.ones_like(x[:, 0]), options.margin)
         rank += losses.batch_mean_triplet(vectors[1], y, mask, options.margin)
-        return xe + options.wu * xeu + options.w_rank * rank, {
-            "losses/xe": xe, "losses/xeu": xeu, "losses/rank": rank, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/rank": rank, "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + options.wu * xeu + options.w_rank * rank, scalars, pseudo_labels=(weak, mask))
 
 
 if __name__ == "__main__":

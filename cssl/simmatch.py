@@ -4,14 +4,14 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from libml import networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import banks, losses
 from libml.learn.model import Equal, SSLModel
+from libml.learn.step import LossOutput, Step
 
 DIMENSION = 128
 
@@ -21,7 +21,6 @@ class SimMatch(SSLModel):
 
     communicates = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """SimMatch's own hyperparameters, as in USB."""
 
@@ -34,8 +33,6 @@ class SimMatch(SSLModel):
 
     def with_heads(self, network):
         """Embeddings of unit length."""
-        from libml import networks  # needs TensorFlow
-
         return networks.Heads(network, {"z": networks.Projection(DIMENSION, seed=self.seed)})
 
     def initial_state(self):
@@ -58,34 +55,34 @@ class SimMatch(SSLModel):
         """softmax over the labelled images of z bank / t [N, labelled]."""
         return tf.nn.softmax(tf.matmul(z, bank, transpose_b=True) / self.options.temperature)
 
-    def update_bank(self, index: tf.Tensor, z: tf.Tensor, label: tf.Tensor, step) -> None:
-        """Moves the embeddings of this batch's labelled images; of one that occurs twice, the last view counts."""
+    def updated_bank(self, index: tf.Tensor, z: tf.Tensor, label: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
+        """The bank after this batch's labelled images; of one that occurs twice, the last view counts."""
         index, z, label = step.gather(index), step.gather(z), step.gather(label)
         z = tf.gather(z, banks.last_occurrence(index))
         keep = self.options.bank_momentum
         z = tf.math.l2_normalize(keep * tf.gather(step.state["bank"], index) + (1 - keep) * z, -1)
-        for name, rows in {"bank": z, "classes": label}.items():
-            step.new_state[name] = tf.tensor_scatter_nd_update(step.state[name], index[:, tf.newaxis], rows)
+        return {name: tf.tensor_scatter_nd_update(step.state[name], index[:, tf.newaxis], rows)
+                for name, rows in {"bank": z, "classes": label}.items()}
 
     def compute_losses(self, views, step):
         """H(label, p) + wu [max t >= tau] H(t, p) + w_in H(likeness of weak, likeness of strong)."""
         options = self.options
         (x, z_x), (weak, z_w), (strong, z_s) = self.forward_together(views, step, ("logits", "z"))
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        a, step.new_state["means"] = banks.align_with(step.state["means"], q, step)
+        a, means = banks.align_with(step.state["means"], q, step)
         target, like = self.targets(a, tf.stop_gradient(z_w), step.state)
         ready = step.images_seen >= round(1024 * options.warmup_kimg)
         target = tf.where(ready, target, a)
         mask = losses.confidence_mask(target, options.confidence)
-        step.record_pseudo_labels(target, mask)
-        self.update_bank(views["labeled_index"], tf.stop_gradient(z_x), views["label"], step)
+        bank = self.updated_bank(views["labeled_index"], tf.stop_gradient(z_x), views["label"], step)
 
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong, target))
         logits = tf.matmul(z_s, step.state["bank"], transpose_b=True) / options.temperature
         instance = tf.where(ready, tf.reduce_mean(losses.soft_cross_entropy(logits, like)), 0.0)
-        return xe + options.wu * xeu + options.w_in * instance, {
-            "losses/xe": xe, "losses/xeu": xeu, "losses/in": instance, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/in": instance, "monitors/mask": tf.reduce_mean(mask)}
+        return LossOutput(xe + options.wu * xeu + options.w_in * instance, scalars, {**bank, "means": means},
+                          (target, mask))
 
 
 if __name__ == "__main__":

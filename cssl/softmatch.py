@@ -4,14 +4,13 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import banks, losses
 from libml.learn.model import Equal, SSLModel
+from libml.learn.step import Step, UnlabeledLoss
 
 
 class SoftMatch(SSLModel):
@@ -19,10 +18,7 @@ class SoftMatch(SSLModel):
 
     communicates = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
-        """SoftMatch's own hyperparameters."""
-
         momentum: float = option(0.999, "m: decay of the averages of predictions and confidence", low=0, high=1)
         n_sigma: float = option(2.0, "divides the deviation of the weights' bell: 0 weights all images alike, a large "
                                 "number makes a threshold at the mean", low=0, named=True)
@@ -32,8 +28,8 @@ class SoftMatch(SSLModel):
         return {"p_model": Equal(np.zeros(self.num_classes, np.float32)), "var": Equal(np.ones((), np.float32)),
                 "mu": Equal(np.array(1 / self.num_classes, np.float32))}
 
-    def weights(self, q: tf.Tensor, step) -> tf.Tensor:
-        """exp(-min(c - mu, 0)^2 n_sigma^2 / (2 var)) [N]; c = max a, averages with this batch."""
+    def weights(self, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """exp(-min(c - mu, 0)^2 n_sigma^2 / (2 var)) [N]; c = max a; and the averages, with this batch."""
         state, decay = step.state, self.options.momentum
         p_model = banks.running_mean(state["p_model"], step.mean(tf.reduce_mean(q, 0)), decay)
         c = tf.reduce_max(losses.align(q, p_data=1 / self.num_classes, p_model=p_model), -1)
@@ -41,8 +37,7 @@ class SoftMatch(SSLModel):
         mean = tf.reduce_mean(everywhere)
         variance = tf.reduce_sum((everywhere - mean) ** 2) / max(everywhere.shape[0] - 1, 1)
         mu, var = banks.running_mean(state["mu"], mean, decay), banks.running_mean(state["var"], variance, decay)
-        step.new_state |= {"p_model": p_model, "mu": mu, "var": var}
-        return self.gaussian(c, mu, var)
+        return self.gaussian(c, mu, var), {"p_model": p_model, "mu": mu, "var": var}
 
     def gaussian(self, c: tf.Tensor, mu: tf.Tensor, var: tf.Tensor) -> tf.Tensor:
         """1 above the mean mu, the rest of a bell of variance var / n_sigma^2 below it."""
@@ -51,8 +46,9 @@ class SoftMatch(SSLModel):
     def unlabeled_loss(self, weak, strong, views, step):
         """H(argmax q, p) and the weight of q."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        return losses.cross_entropy(strong, tf.argmax(q, -1)), self.weights(q, step), {
-            "monitors/confidence": step.new_state["mu"]}
+        weights, state = self.weights(q, step)
+        return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(q, -1)), weights,
+                             {"monitors/confidence": state["mu"]}, state)
 
 
 if __name__ == "__main__":

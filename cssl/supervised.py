@@ -3,6 +3,7 @@
     python -m cssl.supervised --dataset=cifar10.3@40-1
 """
 from libml.learn.model import SSLModel
+from libml.learn.step import LossOutput
 
 
 class Supervised(SSLModel):
@@ -13,7 +14,7 @@ class Supervised(SSLModel):
     def compute_losses(self, views, step):
         """H(label, p(weak view))."""
         xe = self.labeled_cross_entropy(views, step)
-        return xe, {"losses/xe": xe}
+        return LossOutput(xe, {"losses/xe": xe})
 
 
 if __name__ == "__main__":

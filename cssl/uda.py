@@ -4,18 +4,16 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.step import LossOutput
 
 
 class UDA(SSLModel):
     """Divergence of the strong view from the weak one, where the weak one is confident; optional annealing."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """UDA's own hyperparameters, as in FixMatch's comparison; the UDA paper: confidence 0.8, temperature 0.4."""
 
@@ -40,13 +38,12 @@ class UDA(SSLModel):
         xe = tf.math.divide_no_nan(tf.reduce_sum(xe * used), tf.reduce_sum(used))
 
         mask = losses.confidence_mask(tf.stop_gradient(tf.nn.softmax(weak)), options.confidence)
-        step.record_pseudo_labels(weak, mask)
         target = tf.stop_gradient(tf.nn.softmax(weak / options.temperature))
         kl = tf.reduce_mean(losses.kl_divergence(target, strong) * mask)
         entropy = tf.reduce_mean(losses.entropy(weak))
-        return (xe + options.wu * kl + options.we * entropy,
-                {"losses/xe": xe, "losses/xeu": kl, "losses/entropy": entropy, "monitors/mask": tf.reduce_mean(mask),
-                 "monitors/tsa": tf.reduce_mean(used)})
+        scalars = {"losses/xe": xe, "losses/xeu": kl, "losses/entropy": entropy, "monitors/mask": tf.reduce_mean(mask),
+                   "monitors/tsa": tf.reduce_mean(used)}
+        return LossOutput(xe + options.wu * kl + options.we * entropy, scalars, pseudo_labels=(weak, mask))
 
     def signal_threshold(self, step):
         """eta rises from 1 / classes to 1 over the run; all images count without annealing."""

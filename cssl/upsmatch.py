@@ -4,12 +4,11 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses
 from libml.learn.model import SSLModel
+from libml.learn.step import UnlabeledLoss
 
 
 class UPSMatch(SSLModel):
@@ -17,7 +16,6 @@ class UPSMatch(SSLModel):
 
     pass_options = ("mc_dropout",)
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """UPSMatch's own hyperparameters; the paper searched tau in {0.7, 0.95}, kappa in {0.1, 0.25, 0.5}."""
 
@@ -38,7 +36,8 @@ class UPSMatch(SSLModel):
         u = tf.gather(tf.math.reduce_std(passes, 0), y, batch_dims=1)
         certain = tf.tile(tf.cast(u <= self.options.uncertainty_p, tf.float32), [self.options.K])
         mask = losses.confidence_mask(q, self.options.conf_p) * certain
-        return losses.cross_entropy(strong, tf.argmax(q, -1)), mask, {"monitors/uncertainty": tf.reduce_mean(u)}
+        return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(q, -1)), mask,
+                             {"monitors/uncertainty": tf.reduce_mean(u)})
 
 
 if __name__ == "__main__":

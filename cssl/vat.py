@@ -4,12 +4,11 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import losses, mixing
 from libml.learn.model import AdamModel
+from libml.learn.step import LossOutput
 
 # Length of the first step of the power iteration. The customary 1e-6 changes a pixel by less than float32 resolves: the
 # gradient is then rounding noise (cosine with the true direction 0.00 on a small residual net; 0.9995 with 1e-3).
@@ -21,10 +20,7 @@ class VAT(AdamModel):
 
     needs_float32 = True
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(AdamModel.Options):
-        """VAT's own hyperparameters."""
-
         vat: float = option(0.3, "weight of the adversarial loss after the warm-up", low=0)
         vat_eps: float = option(6.0, "epsilon: length of the perturbation, in images with values in [-1, 1]", low=0)
         entmin_weight: float = option(0.06, "weight of the entropy of the predictions", low=0)
@@ -34,15 +30,14 @@ class VAT(AdamModel):
         xe = self.labeled_cross_entropy(views, step)
         y = views["weak"]
         logits = step.forward(y, update_statistics=False)
-        step.record_pseudo_labels(logits)
         teacher = tf.stop_gradient(logits)
         direction = tf.stop_gradient(self.worst_direction(y, teacher, step))
         student = step.forward(y + self.options.vat_eps * direction, update_statistics=False)
         xeu = tf.reduce_mean(losses.kl_divergence(tf.nn.softmax(student), teacher))
         entropy = tf.reduce_mean(losses.entropy(logits))
         weight = self.options.vat * step.ramp(self.options.warmup_pos * self.total_images)
-        return (xe + weight * xeu + self.options.entmin_weight * entropy,
-                {"losses/xe": xe, "losses/xeu": xeu, "losses/entropy": entropy})
+        return LossOutput(xe + weight * xeu + self.options.entmin_weight * entropy,
+                          {"losses/xe": xe, "losses/xeu": xeu, "losses/entropy": entropy}, pseudo_labels=(logits, None))
 
     def worst_direction(self, y, teacher, step):
         """Unit vector per image in which the divergence grows fastest: one power iteration (Sec. 3.3)."""

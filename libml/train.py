@@ -434,7 +434,8 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
     names = [] if names is None else names
 
     def step(state, batch):
-        state, scalars = model.next_state(state, batch)
+        views = model.make_views(batch, state.updates, state.others.get("rates"))
+        state, scalars = model.update.next_state(state, views)
         if len(scalars) > CAPACITY:
             raise ValueError(f"{type(model).__name__} logs {len(scalars)} scalars; at most {CAPACITY} fit.")
         names[:] = sorted(scalars)
@@ -453,12 +454,12 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
         # The state goes round as tensors: variables are read before the first update and written after the last. What
         # ends the loop is known beforehand: asking for the loss would make a GPU wait for the host at every update, and
         # the next update's views for the end of this one. A NaN stays: it is found after the last update.
-        state = strategy.run(lambda: model.pack(model.read_state()))
+        state = strategy.run(lambda: model.update.pack(model.update.read()))
         nothing = tf.zeros([CAPACITY + 1], tf.float64)
         start = tf.zeros([], tf.int64), nothing if totals is None else totals.read_value(), nothing, state
         _, sums, last, state = tf.while_loop(lambda done, *_: done < count, update, start,
                                              parallel_iterations=2 if strategy.num_replicas_in_sync == 1 else 1)
-        strategy.run(lambda state: model.write_state(model.unpack(state)), args=(state,))
+        strategy.run(lambda state: model.update.write(model.update.unpack(state)), args=(state,))
         if totals is not None:
             totals.assign(sums)
         return last

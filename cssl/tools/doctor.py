@@ -336,7 +336,7 @@ def training_step(device: str, data, **options):
     @tf.function(autograph=False)
     def step():
         with on(device):
-            return model.train_step(batch)["losses/total"]
+            return model.train_on_bytes(batch)["losses/total"]
 
     return model, step
 

@@ -188,7 +188,7 @@ class Augmenter(tf.Module):
     def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong") -> Samples:
         """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
 
-        A step that also learns gives the same reading of the `rates` to this and to `updated_rates`: see `read_state`.
+        A step that also learns gives the same reading of the `rates` to this and to `updated_rates`: see `Update.read`.
         """
         weak, strong = self.spec.under(part)
         settings, learned = parse_policy(strong), strong == "d" and self.learns_rates

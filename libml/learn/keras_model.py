@@ -71,7 +71,6 @@ class KerasModel(_KerasModel):
     network: Any
     augmenter: Any
     num_classes: int
-    train_function: Any = None
     __signature__: inspect.Signature
 
     def __init_subclass__(cls, **arguments):
@@ -95,7 +94,7 @@ class KerasModel(_KerasModel):
                     given |= given.pop(name, {})
         # Within namespaces, where Keras does not look for layers to save.
         object.__setattr__(made, "_made_of", SimpleNamespace(given=given))
-        object.__setattr__(made, "_epoch", SimpleNamespace(is_averaged=False, sums={}))
+        object.__setattr__(made, "_means", SimpleNamespace(by_name={}))
         return made
 
     @property
@@ -165,41 +164,21 @@ class KerasModel(_KerasModel):
         if steps_per_epoch is None and (length == tf.data.INFINITE_CARDINALITY or length > ENDLESS):
             raise UserError("These batches never end: say how many make an epoch, with steps_per_epoch.")
 
-    def make_train_function(self, force: bool = False):
-        """Keras's, of steps that return means since the epoch began."""
-        before = self.train_function
-        super().make_train_function(force)
-        if self.train_function is before:
-            return
-        run = self.train_function
+    def train_step(self, batch: dict) -> dict:
+        """One update of `fit`: the means of its scalars since the epoch began, the total also as `loss`."""
+        scalars, means = self.train_on_bytes(batch), self._means.by_name
+        with tf.init_scope():
+            for name in scalars.keys() - means:
+                means[name] = keras.metrics.Mean(name, dtype="float64")
+        for name, value in scalars.items():
+            means[name].update_state(value)
+        found = {name: tf.cast(means[name].result(), tf.float32) for name in scalars}
+        return {"loss": found["losses/total"], **monitors.finish(found)}
 
-        def averaged(iterator):
-            self._epoch.is_averaged = True  # while the step is traced
-            try:
-                return run(iterator)
-            finally:
-                self._epoch.is_averaged = False
-
-        self.train_function = averaged
-
-    def epoch_means(self, scalars: dict) -> dict:
-        """Returns the scalars of a step, in `fit` their means since the epoch began and the total as `loss`."""
-        if not self._epoch.is_averaged:
-            return scalars
-        names, sums = tuple(sorted(scalars)), self._epoch.sums
-        values = tf.stack([*(tf.cast(scalars[name], tf.float64) for name in names), tf.ones([], tf.float64)])
-        if names not in sums:
-            with tf.init_scope():
-                sums[names] = tf.Variable(tf.zeros([len(names) + 1], tf.float64), trainable=False)
-        *totals, count = tf.unstack(sums[names].assign_add(values))
-        means = {name: tf.cast(total / count, tf.float32) for name, total in zip(names, totals, strict=True)}
-        return {"loss": means["losses/total"], **monitors.finish(means)}
-
-    def reset_metrics(self) -> None:
-        """Starts an epoch."""
-        super().reset_metrics()
-        for sums in self._epoch.sums.values():
-            sums.assign(tf.zeros_like(sums))
+    @property
+    def metrics(self) -> list:
+        """What Keras resets when an epoch begins."""
+        return list(self._means.by_name.values())
 
     # Images in.
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from libml.lazy import tf
 
@@ -15,7 +15,7 @@ class Packing:
         vectors: positions of the tensors of each vector; tensors of a vector have one dtype.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]], vectors: Sequence[Sequence[int]]):
+    def __init__(self, shapes: Sequence[Sequence[int]], vectors: Iterable[Sequence[int]]):
         self.shapes = [tuple(shape) for shape in shapes]
         self.vectors = [list(vector) for vector in vectors]
 

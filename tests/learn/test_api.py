@@ -61,7 +61,7 @@ def test_history_holds_means_over_the_epoch(digits, fitted):
     """Against the scalars of the same six steps one by one; 1e-6: means of float32 in float64, rounded."""
     model, history, _ = fitted
     twin = make(confidence=0.3)
-    step = tf.function(twin.train_step, autograph=False)
+    step = tf.function(twin.train_on_bytes, autograph=False)
     steps = [{name: float(value) for name, value in step(batch).items()} for batch in digits.dataset(twin).take(6)]
     assert twin.fingerprint() == model.fingerprint()
     for name in ("losses/xe", "losses/total", "monitors/alpha", "monitors/lr", "metrics/kld"):
@@ -95,7 +95,7 @@ def test_means_however_the_steps_are_run(digits, how):
     model, twin = make(Supervised), make(Supervised)
     model.compile(**how)
     history = model.fit(digits.dataset(model), steps_per_epoch=4, verbose=0).history
-    losses = [float(twin.train_step(batch)["losses/total"]) for batch in digits.dataset(twin).take(4)]
+    losses = [float(twin.train_on_bytes(batch)["losses/total"]) for batch in digits.dataset(twin).take(4)]
     # 1e-5: eager and compiled code round differently.
     assert int(model.updates.numpy()) == 4 and history["loss"] == pytest.approx([np.mean(losses)], rel=1e-5)
 

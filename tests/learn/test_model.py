@@ -18,7 +18,8 @@ from cssl.upsmatch import UPSMatch
 from libml import data, networks
 from libml.augment import Augmenter
 from libml.learn import losses, monitors
-from libml.learn.model import SSLModel, Step
+from libml.learn.model import SSLModel
+from libml.learn.step import Step, UnlabeledLoss
 
 
 def small_network(num_classes=10, **options):
@@ -164,8 +165,8 @@ def test_upsmatch_mask_from_given_passes():
     logits = iter(tf.constant(passes, tf.float32))
     step = SimpleNamespace(forward=lambda images, **options: next(logits))
     model = make(UPSMatch, conf_p=tau, uncertainty_p=kappa)
-    loss, mask, monitors = model.unlabeled_loss(tf.constant(weak, tf.float32), tf.constant(strong, tf.float32),
-                                                {"weak": None}, step)
+    loss, mask, monitors, *_ = model.unlabeled_loss(tf.constant(weak, tf.float32), tf.constant(strong, tf.float32),
+                                                    {"weak": None}, step)
     expected = (softmax(weak).max(-1) >= tau) & (u <= kappa)
     assert expected.sum() == 2
     np.testing.assert_array_equal(mask, expected)
@@ -298,7 +299,7 @@ def test_steps_are_a_function_of_seed_and_step(digits, augment):
     runs = []
     for _ in range(2):
         model = augmented(CSSL, digits, augment)
-        step = tf.function(model.train_step, autograph=False)
+        step = tf.function(model.train_on_bytes, autograph=False)
         runs.append([float(step(batch)["losses/total"]) for batch in batches]
                     + [v.numpy().tobytes() for v in model.network.variables])
     assert runs[0] == runs[1]
@@ -323,7 +324,7 @@ def test_rates_learn_from_the_probe_with_the_averaged_model(digits):
     probabilities = tf.nn.softmax(model.infer(views["probe"]["images"], ema=True))
     before = model.augmenter.rates.numpy()
     expected = model.augmenter.updated_rates(views["probe"]["policy"], probabilities, batch["label"], before)
-    model.train_step(batch)
+    model.train_on_bytes(batch)
     assert not np.array_equal(model.augmenter.rates, before)
     np.testing.assert_allclose(model.augmenter.rates, expected, rtol=1e-6)
 
@@ -340,7 +341,7 @@ def test_any_keras_classifier_can_be_trained(digits):
                                 keras.layers.Dense(10)])
     model = augmented(CSSL, digits, network=network)
     before = [v.numpy().copy() for v in network.variables]
-    step = tf.function(model.train_step, autograph=False)
+    step = tf.function(model.train_on_bytes, autograph=False)
     for batch in data.batches(digits, batch=4, uratio=3).take(2):
         scalars = step(batch)
     assert np.isfinite(float(scalars["losses/total"]))
@@ -360,11 +361,11 @@ def test_checkpoint_holds_everything(digits, tmp_path):
     batches = list(data.batches(digits, batch=4, uratio=3).take(3))
     first = augmented(CSSL, digits)
     for batch in batches[:2]:
-        first.train_step(batch)
+        first.train_on_bytes(batch)
     path = tf.train.Checkpoint(**first.checkpoint_items()).write(str(tmp_path / "x"))
     second = augmented(CSSL, digits)
     tf.train.Checkpoint(**second.checkpoint_items()).read(path).assert_consumed()
-    a, b = first.train_step(batches[2]), second.train_step(batches[2])
+    a, b = first.train_on_bytes(batches[2]), second.train_on_bytes(batches[2])
     assert {k: float(v) for k, v in a.items()} == {k: float(v) for k, v in b.items()}
     for left, right in zip([*first.variables, first.augmenter.rates], [*second.variables, second.augmenter.rates],
                            strict=True):
@@ -377,7 +378,7 @@ def test_a_step_reads_every_variable_once(digits, method, augment):
     model = augmented(method, digits, augment)
     batch = next(iter(data.batches(digits, batch=4, uratio=model.options.uratio)))
     reads, written = Counter(), set()
-    for op in tf.function(model.train_step, autograph=False).get_concrete_function(batch).graph.get_operations():
+    for op in tf.function(model.train_on_bytes, autograph=False).get_concrete_function(batch).graph.get_operations():
         if op.type == "ReadVariableOp":
             reads[op.inputs[0].name] += 1
         elif op.type.startswith("Assign"):
@@ -412,7 +413,7 @@ def test_held_back_labels_never_reach_a_loss(digits, jit):
     model = augmented(Curious, digits)
     model.jit = jit
     batch = next(iter(data.batches(digits, batch=4, uratio=3)))
-    scalars = model.train_step(batch)
+    scalars = model.train_on_bytes(batch)
     model.trial_loss(batch)
     for views in seen:
         assert set(views) == {"labeled", "label", "weak", "strong", "labeled_index", "unlabeled_index"}
@@ -439,7 +440,7 @@ def test_pseudo_label_monitors():
 def test_outputs_of_a_joint_pass():
     model, views = make(FixMatch, K=2), random_views()
     views["strong"] = tf.concat([views["strong"], random_views(seed=9)["strong"]], 0)
-    step = Step(model, tf.constant([1, 2], tf.int64), model.read_state())
+    step = Step(model, tf.constant([1, 2], tf.int64), model.update.read())
     parts = model.forward_together(views, step, outputs=("embedding", "logits"))
     assert [[output.shape[0] for output in part] for part in parts] == [[4, 4], [24, 24], [24, 24]]
     for (embedding, logits), wanted in zip(parts, model.forward_together(views, step), strict=True):
@@ -454,14 +455,16 @@ class Misused(SSLModel):
         return {"count": np.zeros((), np.int32)}
 
     def unlabeled_loss(self, weak, strong, views, step):
-        self.misuse(weak, views, step)
-        return losses.cross_entropy(strong, tf.argmax(weak, -1)), tf.ones([12]), {}
+        state = self.misuse(weak, views, step)
+        return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(weak, -1)), tf.ones([12]),
+                             state=state if isinstance(state, dict) else step.state)
 
 
 @pytest.mark.parametrize("alignment, misuse, message", [
-    (True, lambda self, weak, views, step: None, "Misused sets uses_alignment, but its loss does not call"),
+    (True, lambda self, weak, views, step: None, "but its loss returns no mean_prediction"),
     (False, lambda self, weak, views, step: self.aligned(weak, step), "set uses_alignment = True in the class"),
-    (False, lambda self, weak, views, step: step.new_state.update(counts=1), "'counts'. in step.new_state"),
+    (False, lambda self, weak, views, step: {**step.state, "counts": 1}, "returns state .'count', 'counts'.; initial"),
+    (False, lambda self, weak, views, step: {}, "returns state ..; initial_state.. declares .'count'.: return all"),
     (False, lambda self, weak, views, step: step.forward(views["weak"], outputs=("head",)), "no output 'head'")])
 def test_misuse_is_named(monkeypatch, alignment, misuse, message):
     monkeypatch.setattr(Misused, "uses_alignment", alignment)
@@ -473,6 +476,6 @@ def test_misuse_is_named(monkeypatch, alignment, misuse, message):
 def test_a_plain_classifier_has_no_other_outputs(digits):
     network = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(10)])
     model = augmented(FixMatch, digits, network=network)
-    step = Step(model, tf.constant([1, 2], tf.int64), model.read_state())
+    step = Step(model, tf.constant([1, 2], tf.int64), model.update.read())
     with pytest.raises(ValueError, match="Sequential gives class logits only"):
         step.forward(random_views()["weak"], outputs=("logits", "embedding"))

@@ -56,16 +56,16 @@ def test_states_there_and_back(method):
     for variable in tf.nest.flatten(model.checkpoint_items()):
         if variable.dtype.is_floating:
             variable.assign(rng.normal(size=variable.shape))
-    state = model.read_state()
-    packed = model.pack(state)
-    groups = len(model.groups)
-    assert groups <= len(packed["weights"]) == len(packed["ema"]) <= 2 * groups and len(packed["statistics"]) == 1
-    found = model.unpack(packed)
+    state = model.update.read()
+    packed = model.update.pack(state)
+    groups = len(model.update.groups)
+    assert groups <= len(packed.weights) == len(packed.ema) <= 2 * groups and len(packed.statistics) == 1
+    found = model.update.unpack(packed)
     tf.nest.assert_same_structure(found, state)
     for ours, wanted in zip(tf.nest.flatten(found), tf.nest.flatten(state), strict=True):
         np.testing.assert_array_equal(ours, wanted)
-    for vectors in (packed["weights"], packed["slots"]):  # what is updated together has one layout
-        assert {v.shape[0] for v in vectors} <= {v.shape[0] for v in packed["weights"]}
+    for vectors in (packed.weights, packed.slots):  # what is updated together has one layout
+        assert {v.shape[0] for v in vectors} <= {v.shape[0] for v in packed.weights}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_loop_that_carries_the_state_makes_the_same_updates(network, digits, t
         theirs.assign(ours)
     run = trainer(looped, digits, tmp_path)
     update_loop(looped, run.strategy)(run._batches(0), tf.constant(3, tf.int64))
-    batches, step = run._batches(0), tf.function(stepped.train_step, autograph=False)
+    batches, step = run._batches(0), tf.function(stepped.train_on_bytes, autograph=False)
     for _ in range(3):
         step(next(batches))
     assert looped.fingerprint() == stepped.fingerprint()
@@ -106,8 +106,9 @@ class Breaking(CSSL):
     """Its loss is infinite in the third update."""
 
     def compute_losses(self, views, step):
-        total, scalars = super().compute_losses(views, step)
-        return total, scalars | {"losses/broken": tf.where(step.updates == 2, np.float32(np.inf), 1.0)}
+        output = super().compute_losses(views, step)
+        broken = tf.where(step.updates == 2, np.float32(np.inf), 1.0)
+        return output._replace(scalars=output.scalars | {"losses/broken": broken})
 
 
 def test_a_loop_tells_the_first_update_that_is_not_finite(digits, tmp_path):

@@ -76,8 +76,8 @@ def test_gradients_are_finite_and_those_of_float32():
     cosine of all is 0.976. With oneDNN and bfloat16 instructions (0.17 %) it is above 0.99.
     """
     def gradient(precision):
-        model = make_model(precision)
-        values = tf.function(lambda v: model._gradients(v, model.read_state())["gradients"], autograph=False)(views())
+        update = make_model(precision).update
+        values = tf.function(lambda v: update.gradients(v, update.read())["gradients"], autograph=False)(views())
         return np.concatenate([value.numpy().ravel() for value in values])
 
     reference = gradient("off")
@@ -136,9 +136,9 @@ class Uncompilable(FixMatch):
     """A loss with Python in it, which XLA cannot compile."""
 
     def unlabeled_loss(self, weak, strong, views, step):
-        loss, mask, monitors = super().unlabeled_loss(weak, strong, views, step)
-        mask = tf.ensure_shape(tf.numpy_function(lambda x: x, [mask], tf.float32), mask.shape)
-        return loss, mask, monitors
+        found = super().unlabeled_loss(weak, strong, views, step)
+        mask = tf.numpy_function(lambda x: x, [found.mask], tf.float32)
+        return found._replace(mask=tf.ensure_shape(mask, found.mask.shape))
 
 
 @pytest.mark.parametrize(("method", "compiles"), [(FixMatch, True), (Uncompilable, False)])

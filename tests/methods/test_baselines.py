@@ -26,7 +26,7 @@ from libml import networks
 from libml.augment import Augmenter
 from libml.errors import UserError
 from libml.learn import losses, mixing, optim
-from libml.learn.model import Step, fold_in
+from libml.learn.step import Step, fold_in
 
 CLASSES, BATCH, SIDE, TOTAL = 5, 8, 8, 1000
 SEED = tf.constant([7, 8], tf.int64)
@@ -79,7 +79,7 @@ def views_of(model, uratio=1, seed=0):
 
 
 def step_at(model, images_seen=0):
-    step = Step(model, SEED, model.read_state())
+    step = Step(model, SEED, model.update.read())
     step.images_seen = tf.constant(images_seen, tf.int64)
     return step
 
@@ -87,8 +87,8 @@ def step_at(model, images_seen=0):
 def run(model, views, images_seen=TOTAL):
     """Loss, scalars and the step."""
     step = step_at(model, images_seen)
-    loss, scalars = model.compute_losses(views, step)
-    return float(loss), {name: float(value) for name, value in scalars.items()}, step
+    output = model.compute_losses(views, step)
+    return float(output.loss), {name: float(value) for name, value in output.scalars.items()}, step
 
 
 def passes(model, images, ema=False, **options):
@@ -319,10 +319,10 @@ def test_remixmatch(monkeypatch, count, temperature, p_unlabeled):
     np.testing.assert_allclose(loss, expected, **TOLERANCE)
     assert_statistics_of(model, first, step)
 
-    np.testing.assert_allclose(step.mean_prediction, q.mean(0), rtol=1e-4)
-    labels = np.eye(CLASSES)[views["label"]].mean(0)
-    np.testing.assert_allclose(step.new_state["p_data"], 0.999 * p_data + 0.001 * labels, rtol=1e-5)
-    assert model.aligned(q, step).shape == q.shape
+    output, labels = model.compute_losses(views, step_at(model, 256)), np.eye(CLASSES)[views["label"]].mean(0)
+    np.testing.assert_allclose(output.mean_prediction, q.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(output.state["p_data"], 0.999 * p_data + 0.001 * labels, rtol=1e-5)
+    assert [part.shape for part in model.aligned(q, step)] == [q.shape, q.shape[1:]]
 
 
 def test_remixmatch_without_mixing_keeps_guesses(monkeypatch):
@@ -383,7 +383,7 @@ def test_no_gradient_through_the_weak_views(method, options):
     logits = tf.Variable(tf.random.stateless_normal([3 * BATCH, CLASSES], [0, 1]))
     model.forward_together = lambda views, step: tuple(tf.split(tf.convert_to_tensor(logits), 3))
     with tf.GradientTape() as tape:
-        loss, _ = model.compute_losses(views, step_at(model))
+        loss = model.compute_losses(views, step_at(model)).loss
     x, weak, strong = tf.split(tape.gradient(loss, logits), 3)
     assert float(tf.reduce_max(tf.abs(weak))) == 0 < float(tf.reduce_max(tf.abs(strong)))
 
@@ -393,9 +393,9 @@ def test_no_gradient_through_the_guess(method, monkeypatch):
     """Stopping what is stopped already changes nothing."""
     model = make(method, LinearEmbedding(), warmup_kimg=0.0, beta=0.0)
     views, sharpen_ = views_of(model), losses.sharpen
-    found = model._compute_gradients(views, SEED, model.read_state())["gradients"]
+    found = model.update.backward(views, SEED, model.update.read())["gradients"]
     monkeypatch.setattr(losses, "sharpen", lambda p, t: tf.stop_gradient(sharpen_(tf.stop_gradient(p), t)))
-    for ours, wanted in zip(found, model._compute_gradients(views, SEED, model.read_state())["gradients"], strict=True):
+    for ours, wanted in zip(found, model.update.backward(views, SEED, model.update.read())["gradients"], strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-7)
 
 
@@ -404,8 +404,8 @@ def test_compiled_gradients_agree(method):
     """XLA compiles every operation of the losses, random draws included, to the same numbers."""
     model = make(method, LinearEmbedding())
     views = views_of(model)
-    plain = model._compute_gradients(views, SEED, model.read_state())
-    compiled = tf.function(model._compute_gradients, jit_compile=True, autograph=False)(views, SEED, model.read_state())
+    plain = model.update.backward(views, SEED, model.update.read())
+    compiled = tf.function(model.update.backward, jit_compile=True, autograph=False)(views, SEED, model.update.read())
     # VAT's direction is a small difference of predictions.
     tolerance = dict(rtol=1e-2, atol=1e-2) if method is VAT else dict(rtol=1e-4, atol=1e-5)
     for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
@@ -430,7 +430,7 @@ def test_teachers_and_targets_get_no_gradient():
         views = views_of(model) | {"weak": tf.Variable(views_of(model)["weak"])}
         step = step_at(model)
         with tf.GradientTape() as tape:
-            loss, _ = model.compute_losses(views, step)
+            loss = model.compute_losses(views, step).loss
         first, second = tf.split(tf.convert_to_tensor(tape.gradient(loss, views["weak"])), 2)
         assert float(tf.reduce_max(tf.abs(first))) == 0 < float(tf.reduce_max(tf.abs(second)))
 
@@ -478,7 +478,7 @@ def test_rotation_head_is_trained_averaged_decayed_and_saved():
     model = make(ReMixMatch, K=1)
     head = model.network.heads["rotation"]
     indices = [i for i, v in enumerate(model.network.trainable_variables) if any(v is w for w in head.variables)]
-    assert len(indices) == 2 and len(set(indices) & set(model.groups["all"].decayed)) == 1
+    assert len(indices) == 2 and len(set(indices) & set(model.update.groups["all"].decayed)) == 1
     before = [v.numpy() for v in [*head.variables, *(model.ema_weights[i] for i in indices)]]
     for seed in range(2):
         model.train_on_views(views_of(model, seed=seed))

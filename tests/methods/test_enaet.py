@@ -17,7 +17,7 @@ from libml.augment import to_float, transformations
 from libml.config import RunConfig
 from libml.data import batches
 from libml.learn import losses, mixing
-from libml.learn.model import Step
+from libml.learn.step import Step
 
 # Transformations.
 
@@ -164,9 +164,9 @@ def test_losses(time, weights, monkeypatch):
                                   spy(monkeypatch, transformations, "mosaic"), spy(monkeypatch, mixing, "mixup"))
     model = make(EnAET, warmup_pos=1.0)
     views = views_of(model)
-    step = Step(model, SEED, model.read_state())
+    step = Step(model, SEED, model.update.read())
     step.images_seen = tf.constant(int(time * 1000), tf.int64)
-    loss, scalars = model.compute_losses(views, step)
+    loss, scalars, *_ = model.compute_losses(views, step)
     first, second = np.split(views["weak"].numpy(), 2)
     third = to_float(mosaics[0]).numpy()
     (logits, original), _ = logits_of(model, first, outputs=("logits", "map"))
@@ -208,42 +208,43 @@ def test_without_its_own_terms_it_is_mixmatch():
     ours = make(EnAET, w_aet=0.0, w_kl=0.0, mosaic=False, warmup_pos=0.0, **options)
     theirs = make(MixMatch, warmup_kimg=0.0, **options)
     views = views_of(ours)
-    found, wanted = (model.compute_losses(views, Step(model, SEED, model.read_state())) for model in (ours, theirs))
+    found, wanted = (model.compute_losses(views, Step(model, SEED, model.update.read())) for model in (ours, theirs))
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
 
 
 def test_gradients_go_through_both_images_and_stop_at_the_guess(monkeypatch):
     model = make(EnAET, w_match=0.0, w_kl=0.0, beta=0.0)
     views = views_of(model)
-    step = Step(model, SEED, model.read_state())
+    step = Step(model, SEED, model.update.read())
     step.images_seen = tf.constant(1000, tf.int64)
     with tf.GradientTape(persistent=True) as tape:
         weak = tf.Variable(views["weak"])
         tape.watch(step.weights)
-        loss, scalars = model.compute_losses(views | {"weak": tf.convert_to_tensor(weak)}, step)
+        loss, scalars, *_ = model.compute_losses(views | {"weak": tf.convert_to_tensor(weak)}, step)
     # The transformed image is made of bytes, which have no gradient: this one comes through the original's map.
     first, second = np.split(tape.gradient(scalars["losses/aet"], weak).numpy(), 2)
     assert np.abs(first).max() > 1e-6 and np.abs(second).max() == 0
     gradients = tape.gradient(scalars["losses/aet"], step.weights, unconnected_gradients="zero")
-    moved = {name for name, group in model.groups.items() for i in group.indices if np.abs(gradients[i]).max() > 1e-6}
+    moved = {name for name, group in model.update.groups.items()
+             if any(np.abs(gradients[i]).max() > 1e-6 for i in group.indices)}
     assert moved == {"network", "decoders"}
     whole = make(EnAET, beta=0.0, warmup_pos=0.0)
-    found = whole._compute_gradients(views, SEED, whole.read_state())["gradients"]
+    found = whole.update.backward(views, SEED, whole.update.read())["gradients"]
     real = losses.sharpen
     monkeypatch.setattr(losses, "sharpen", lambda p, t: tf.stop_gradient(real(tf.stop_gradient(p), t)))
-    for ours, wanted in zip(found, whole._compute_gradients(views, SEED, whole.read_state())["gradients"], strict=True):
+    for ours, wanted in zip(found, whole.update.backward(views, SEED, whole.update.read())["gradients"], strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_adam_for_the_network_and_sgd_for_the_decoders():
     model = make(EnAET, wd=0.5, decoder_wd=0.1)
-    views, before = views_of(model), model.read_state()
-    gradients = model._gradients(views, before)["gradients"]
+    views, before = views_of(model), model.update.read()
+    gradients = model.update.gradients(views, before)["gradients"]
     scalars = model.train_on_views(views)
     np.testing.assert_allclose([scalars["monitors/lr"], scalars["monitors/lr_decoders"]], [0.002, 0.1], rtol=1e-6)
-    network, decoders = (set(group.indices) for group in model.groups.values())
+    network, decoders = (set(group.indices) for group in model.update.groups.values())
     assert len(network) + len(decoders) == len(gradients) and len(decoders) > len(network)
-    for i, (v, old, g) in enumerate(zip(model.network.trainable_variables, before["weights"], gradients, strict=True)):
+    for i, (v, old, g) in enumerate(zip(model.network.trainable_variables, before.weights, gradients, strict=True)):
         old, g = old.numpy().astype(np.float64), g.numpy().astype(np.float64)
         if i in network:  # the first step of Adam is the gradient's sign, but for epsilon; all weights shrink
             wanted = old * (1 - 0.5 * 0.002) - 0.002 * g / (np.abs(g) + 1e-8 / np.sqrt(0.001))
@@ -251,7 +252,7 @@ def test_adam_for_the_network_and_sgd_for_the_decoders():
             np.testing.assert_allclose(v.numpy()[clear], wanted[clear], rtol=1e-4, atol=1e-6)
         else:  # theirs is part of the gradient
             np.testing.assert_allclose(v.numpy(), old - 0.1 * 1.9 * (g + 0.1 * old), rtol=1e-4, atol=1e-6)
-    norm = sum(0.5 * np.sum(np.square(before["weights"][i], dtype=np.float64)) for i in decoders)
+    norm = sum(0.5 * np.sum(np.square(before.weights[i], dtype=np.float64)) for i in decoders)
     without = make(EnAET, wd=0.5, decoder_wd=0.0).train_on_views(views)["losses/total"]
     np.testing.assert_allclose(scalars["losses/total"] - without, 0.1 * norm, rtol=1e-4)  # only theirs is in the loss
 
@@ -266,7 +267,7 @@ def test_two_replicas_average_their_gradients():
         part.pop("unlabeled_label")
     key = tf.constant([0, 0], tf.int64)
     fold = tf.random.experimental.stateless_fold_in
-    found = [single._compute_gradients(part, fold(fold(key, i, alg="philox"), 2, alg="philox"), single.read_state())
+    found = [single.update.backward(part, fold(fold(key, i, alg="philox"), 2, alg="philox"), single.update.read())
              for i, part in enumerate(parts)]
     mean = tf.nest.map_structure(lambda a, b: (a + b) / 2, *found)
     with strategy.scope():
@@ -275,7 +276,7 @@ def test_two_replicas_average_their_gradients():
     strategy.run(model.train_on_views, args=(strategy.experimental_distribute_values_from_function(
         lambda context: parts[context.replica_id_in_sync_group]),))
     slots = [v.numpy() for v in model.slots]
-    network, decoders = (group.indices for group in model.groups.values())
+    network, decoders = (group.indices for group in model.update.groups.values())
     for slot, i in zip(slots, network, strict=False):
         np.testing.assert_allclose(slot, 0.1 * mean["gradients"][i].numpy(), rtol=1e-3, atol=1e-6)
     for slot, i in zip(slots[2 * len(network):], decoders, strict=True):
@@ -327,7 +328,7 @@ def test_half_precision(method):
                               augment="d.d.x", mixed_precision=precision)
         data = experiment.load(config)
         model = experiment.build(config, data)
-        found.append(model.train_step(next(iter(batches(data, batch=8, uratio=1)))))
+        found.append(model.train_on_bytes(next(iter(batches(data, batch=8, uratio=1)))))
         assert float(tf.reduce_max(tf.abs(model.slots[0]))) > 0
     np.testing.assert_allclose(found[1]["losses/total"], found[0]["losses/total"], rtol=0.01)
 

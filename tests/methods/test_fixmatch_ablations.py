@@ -14,7 +14,7 @@ from libml.augment import Augmenter
 from libml.config import RunConfig
 from libml.errors import UserError
 from libml.learn import optim
-from libml.learn.model import fold_in
+from libml.learn.step import fold_in
 
 
 class Plain(keras.Model):
@@ -221,7 +221,7 @@ def batch_of(digits):  # noqa: F811 - the fixture
 def test_strong_views_of_labelled_images_as_well(digits, augment, part):  # noqa: F811
     model, batch = augmented(TwoViews, digits, augment), batch_of(digits)
     views = model.make_views(batch)
-    seed = fold_in(fold_in(model.step_seed(model.read_state()), 1), 4)
+    seed = fold_in(fold_in(model.step_seed(model.update.read().updates), 1), 4)
     expected = model.augmenter.strong(batch["labeled"], seed, part=part)
     np.testing.assert_array_equal(views["labeled_strong"], expected)
     plainly = augmented(FixMatch, digits, augment).make_views(batch)
@@ -235,7 +235,7 @@ def test_labelled_images_train_on_their_policy(digits):  # noqa: F811
     batch = batch_of(digits)
     model, usual = augmented(FixMatch, digits, "r2_9_50.d.d"), augmented(FixMatch, digits, "d.d.d")
     views, plainly = model.make_views(batch), usual.make_views(batch)
-    seed = fold_in(fold_in(model.step_seed(model.read_state()), 1), 1)
+    seed = fold_in(fold_in(model.step_seed(model.update.read().updates), 1), 1)
     samples = model.augmenter.sample_strong(4, seed, part="labeled")
     reference = Augmenter("x.x.r2_9_50", image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.shift,
                           jit_compile=False)
@@ -262,7 +262,7 @@ def test_cutout_alone_learns_no_rates(digits):  # noqa: F811
                           jit_compile=False, cutout="only")
     model = FixMatch(Plain(), 10, options=FixMatch.Options(batch=4, uratio=3), augmenter=augmenter, total_images=4096)
     assert "probe" not in model.make_views(batch_of(digits)) and "rates" not in model.checkpoint_items()
-    assert np.isfinite(model.train_step(batch_of(digits))["losses/total"])
+    assert np.isfinite(model.train_on_bytes(batch_of(digits))["losses/total"])
 
 
 def test_programs(program, tmp_path):

@@ -31,7 +31,7 @@ from libml.config import RunConfig, ScaleOptions
 from libml.devices import distribute
 from libml.errors import UserError
 from libml.learn import banks, losses
-from libml.learn.model import Step
+from libml.learn.step import Step
 
 SIX = dict(rtol=0, atol=2e-6)  # worked numbers are given to six digits; float32 adds as much
 LATER = (AdaMatch, AlphaMatch, C2S2L, CoMatch, Dash, FlexMatch, FreeMatch, ReFixMatch, ReRankMatch, SimMatch, SoftMatch)
@@ -59,10 +59,9 @@ def model_of(method, classes=3, sizes=(3, 10), calibration=None, network=None, b
 
 def step_of(model, images_seen=0, **state):
     """A step at a time, with other values of the method's state."""
-    step = Step(model, SEED, model.read_state())
+    step = Step(model, SEED, model.update.read())
     step.images_seen = tf.constant(images_seen, tf.int64)
     step.state |= {name: tf.constant(value, step.state[name].dtype) for name, value in state.items()}
-    step.new_state = dict(step.state)
     return step
 
 
@@ -240,9 +239,9 @@ def test_c2s2l_step():
     views, now = views_of(model, 0), [tf.convert_to_tensor(v) for v in model.network.trainable_variables]
     statistics = [tf.convert_to_tensor(v) for v in model.network.non_trainable_variables]
     step = step_of(model)
-    loss, scalars = model.compute_losses(views, step)
+    loss, scalars, new, *_ = model.compute_losses(views, step)
     xe, xeu, scores = c2s2l_by_hand(model, views, (now, now), statistics)
-    close(step.new_state["scores"], scores, rtol=0, atol=1e-5)
+    close(new["scores"], scores, rtol=0, atol=1e-5)
     close([scalars["losses/xe"], scalars["losses/xeu"], loss], [xe, xeu, xe + xeu], rtol=2e-4, atol=1e-5)
     assert xeu > .001
     together = np.concatenate([views["labeled"], views["strong"]])
@@ -251,32 +250,30 @@ def test_c2s2l_step():
         close(found, wanted, rtol=1e-5, atol=1e-7)
 
     # Between calibrations the old snapshot judges, and stays.
-    state, later = model.read_state(), [w + .1 for w in now]
-    state |= {f"state_{name}": value for name, value in step.new_state.items()}
-    second = Step(model, SEED, state | {"weights": later})
+    later = [w + .1 for w in now]
+    second = Step(model, SEED, model.update.read()._replace(weights=later, method=new))
     second.images_seen = tf.constant(5 * BATCH, tf.int64)
-    loss, _ = model.compute_losses(views, second)
+    loss, _, new, *_ = model.compute_losses(views, second)
     xe, xeu, _ = c2s2l_by_hand(model, views, (now, later), statistics)
     close(loss, xe + xeu, rtol=2e-4, atol=1e-5)
-    close(second.new_state["snapshot_0"], now[0], rtol=0, atol=0)
+    close(new["snapshot_0"], now[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("update", "due"), [(0, True), (1, False), (8, False), (9, True), (10, False), (19, True),
                                              (1019, True), (1023, False), (1024, True), (1033, True), (1034, False)])
 def test_c2s2l_calibrates_at_epochs_and_every_tenth_update(update, due):
     model = calibrated()
-    step = step_of(model, 2 * update, scores=np.full(4, .25))
-    model.snapshot(step)
-    assert np.any(step.new_state["scores"] != .25) == due
+    state = model.snapshot(step_of(model, 2 * update, scores=np.full(4, .25)))
+    assert np.any(state["scores"] != .25) == due
 
 
 def test_c2s2l_many_calibration_images_are_read_in_parts():
     model = calibrated(size=11)
-    images = tf.convert_to_tensor(model.calibration_images)
-    parts = [tf.convert_to_tensor(v) for v in model.network.trainable_variables], []
-    wanted = model.infer(tf.cast(images, tf.float32) / 127.5 - 1, ema=False)
+    images = tf.cast(tf.convert_to_tensor(model.calibration_images), tf.float32) / 127.5 - 1
+    p = softmax(model.infer(images, ema=False).numpy())
+    wanted = [max(np.delete(row, k)) - row[k] for row, k in zip(p, np.arange(11) % 3, strict=True)]
     for chunk in (4, 11, 256):
-        close(model._infer_bytes(images, *parts, chunk=chunk), wanted, rtol=1e-5, atol=1e-5)
+        close(model.calibrate(step_of(model).state, chunk), np.sort(wanted), rtol=1e-5, atol=1e-5)
 
 
 def labelled(counts, seed=1):
@@ -334,12 +331,12 @@ def test_flexmatch_remembers_confident_predictions():
     chosen = np.full(10, -1)
     chosen[[0, 7]] = 1, 0
     step = step_of(model, chosen=chosen, counts=[1, 1, 0])
-    _, mask, _ = model.unlabeled_loss(logits(q), logits(q), views, step)
+    _, mask, _, new, _ = model.unlabeled_loss(logits(q), logits(q), views, step)
     tau = .95 * (1 / 8) / (2 - 1 / 8)
     np.testing.assert_array_equal(mask, q.max(-1) >= np.array([tau, tau, 0])[q.argmax(-1)])
     chosen[[7, 4]] = 2, 1
-    np.testing.assert_array_equal(step.new_state["chosen"], chosen)
-    np.testing.assert_array_equal(step.new_state["counts"], [0, 2, 1])
+    np.testing.assert_array_equal(new["chosen"], chosen)
+    np.testing.assert_array_equal(new["counts"], [0, 2, 1])
 
 
 def test_flexmatch_counts_stay_what_a_recount_gives():
@@ -348,8 +345,7 @@ def test_flexmatch_counts_stay_what_a_recount_gives():
     for _ in range(12):
         q = generator.dirichlet([.05] * 3, 8) + 1e-9
         index = tf.constant(generator.randint(0, 12, 8), tf.int32)
-        model.unlabeled_loss(logits(q), logits(q), {"unlabeled_index": index}, step)
-        step.state = dict(step.new_state)
+        step.state = model.unlabeled_loss(logits(q), logits(q), {"unlabeled_index": index}, step).state
         chosen = step.state["chosen"].numpy()
         np.testing.assert_array_equal(step.state["counts"], np.bincount(chosen[chosen >= 0], minlength=3))
     assert (chosen >= 0).sum() > 6
@@ -362,16 +358,15 @@ FIRST = np.array([[.8, .15, .05], [.2, .5, .3], [.6, .3, .1]])
 
 def test_freematch_thresholds():
     model = model_of(FreeMatch)
-    step = step_of(model)
-    thresholds = model.thresholds(tf.constant(FIRST, tf.float32), step)
-    close(step.new_state["tau"], .333633)
-    close(step.new_state["p"], [.333533, .333317, .333150])
-    close(step.new_state["h"], [.333667, .333333, .333000])
-    close(thresholds, [.333633, .333417, .333250])
-    frozen = model_of(FreeMatch, momentum=1.0)
-    close(frozen.thresholds(tf.constant(FIRST, tf.float32), step_of(frozen, tau=.8, p=[.5, .3, .2])), [.8, .48, .32])
-    capped = model_of(FreeMatch, momentum=1.0, tau_max=.5)
-    close(capped.thresholds(tf.constant(FIRST, tf.float32), step_of(capped, tau=.8, p=[.5, .3, .2])), [.5, .3, .2])
+    averages = model.averages(tf.constant(FIRST, tf.float32), step_of(model))
+    close(averages["tau"], .333633)
+    close(averages["p"], [.333533, .333317, .333150])
+    close(averages["h"], [.333667, .333333, .333000])
+    close(model.thresholds(averages), [.333633, .333417, .333250])
+    for options, wanted in (({}, [.8, .48, .32]), ({"tau_max": .5}, [.5, .3, .2])):
+        frozen = model_of(FreeMatch, momentum=1.0, **options)
+        averages = frozen.averages(tf.constant(FIRST, tf.float32), step_of(frozen, tau=.8, p=[.5, .3, .2]))
+        close(frozen.thresholds(averages), wanted)
 
 
 def test_freematch_fairness():
@@ -379,26 +374,29 @@ def test_freematch_fairness():
     ps = np.array([[.7, .2, .1], [.3, .6, .1], [.2, .3, .5]])
     step = step_of(model, p=[.5, .3, .2], h=[.6, .3, .1])
     strong = tf.Variable(logits(ps))
+
+    def fairness(strong, mask):
+        return model.fairness(strong, mask, step.state, step)
+
     with tf.GradientTape() as tape:
-        loss = model.fairness(strong, tf.ones(3), step)
+        loss = fairness(strong, tf.ones(3))
     close(loss, -1.220205)
     shift, numeric = 1e-3, np.zeros((3, 3))
     for i, k in itertools.product(range(3), repeat=2):
         change = shift * np.eye(9)[3 * i + k].reshape(3, 3)
-        numeric[i, k] = (model.fairness(strong + change, tf.ones(3), step)
-                         - model.fairness(strong - change, tf.ones(3), step)) / (2 * shift)
+        numeric[i, k] = (fairness(strong + change, tf.ones(3)) - fairness(strong - change, tf.ones(3))) / (2 * shift)
     close(tape.gradient(loss, strong), numeric, rtol=0, atol=3e-4)  # differences of float32 over 0.002
     assert np.abs(numeric).max() > .01
 
     extra = np.concatenate([ps, [[.1, .1, .8]]])
-    close(model.fairness(logits(extra), tf.constant([1., 1, 1, 0]), step), -1.220205)  # not masked in
-    assert model.fairness(strong, tf.zeros(3), step) == 0
+    close(fairness(logits(extra), tf.constant([1., 1, 1, 0])), -1.220205)  # not masked in
+    assert fairness(strong, tf.zeros(3)) == 0
     # A class that no strong view predicts: a constant of its share times log 1e-12.
-    two = model.fairness(logits(ps[:2]), tf.ones(2), step)
+    two = fairness(logits(ps[:2]), tf.ones(2))
     a, b = np.array([.217391, .260870, .521739]), np.array([.5 / .5, .4 / .5])
     close(two, a[:2] @ np.log(b / b.sum()) + a[2] * np.log(1e-12), rtol=1e-5, atol=1e-5)
     with tf.GradientTape() as tape:
-        none = model.fairness(strong, tf.zeros(3), step)
+        none = fairness(strong, tf.zeros(3))
     assert np.isfinite(tape.gradient(none, strong)).all()
 
 
@@ -408,14 +406,14 @@ def test_softmatch_weights():
     model = model_of(SoftMatch)
     step = step_of(model)
     q = tf.constant(FIRST, tf.float32)
-    close(model.weights(q, step), [1, 1, 1])
-    a = losses.align(q, p_data=1 / 3, p_model=step.new_state["p_model"])
-    close(step.new_state["p_model"], FIRST.mean(0))
+    weights, new = model.weights(q, step)
+    close(weights, [1, 1, 1])
+    a = losses.align(q, p_data=1 / 3, p_model=new["p_model"])
+    close(new["p_model"], FIRST.mean(0))
     close(a, [[.650191, .205323, .144486], [.094842, .399335, .505823], [.410729, .345877, .243394]])
-    close([step.new_state["mu"], step.new_state["var"]], [.333522, .999015])
-    second = step_of(model, p_model=[.5, .3, .2])
-    model.weights(q, second)
-    close(second.new_state["p_model"], .999 * np.array([.5, .3, .2]) + .001 * FIRST.mean(0))
+    close([new["mu"], new["var"]], [.333522, .999015])
+    _, new = model.weights(q, step_of(model, p_model=[.5, .3, .2]))
+    close(new["p_model"], .999 * np.array([.5, .3, .2]) + .001 * FIRST.mean(0))
 
 
 def test_softmatch_gaussian():
@@ -432,15 +430,14 @@ def test_softmatch_gaussian():
 def test_adamatch_targets():
     labeled, q = np.array([[.9, .05, .05], [.2, .7, .1]]), np.array([[.6, .3, .1], [.2, .5, .3]])
     model = model_of(AdaMatch)
-    step = step_of(model)
-    a, mask = model.targets(tf.constant(labeled, tf.float32), tf.constant(q, tf.float32), step)
-    close(step.new_state["p_labeled"], [.333550, .333375, .333075])
-    close(step.new_state["p_unlabeled"], q.mean(0))
+    a, mask, new = model.targets(tf.constant(labeled, tf.float32), tf.constant(q, tf.float32), step_of(model))
+    close(new["p_labeled"], [.333550, .333375, .333075])
+    close(new["p_unlabeled"], q.mean(0))
     close(a, [[.545674, .272694, .181632], [.153979, .384745, .461277]])
     np.testing.assert_array_equal(mask, [0, 0])  # the threshold is .76
     for confidence, wanted in ((.545 / .8, [1, 0]), (.546 / .8, [0, 0]), (.461 / .8, [1, 1])):
         model = model_of(AdaMatch, confidence=confidence)
-        _, mask = model.targets(tf.constant(labeled, tf.float32), tf.constant(q, tf.float32), step_of(model))
+        _, mask, _ = model.targets(tf.constant(labeled, tf.float32), tf.constant(q, tf.float32), step_of(model))
         np.testing.assert_array_equal(mask, wanted)
 
 
@@ -448,11 +445,10 @@ def test_adamatch_targets_of_the_authors():
     labeled, q = ([[.9, .05, .05], [.2, .7, .1]], [[.6, .3, .1], [.2, .5, .3]])
     for confidence, wanted in ((.9, [0, 0]), (.599 / .8, [1, 0]), (.6 / .8, [0, 0]), (.499 / .8, [1, 1])):
         model = model_of(AdaMatch, form="authors", confidence=confidence)
-        step = step_of(model)
-        a, mask = model.targets(tf.constant(labeled), tf.constant(q), step)
+        a, mask, new = model.targets(tf.constant(labeled), tf.constant(q), step_of(model))
         np.testing.assert_array_equal(mask, wanted)
-    close(step.new_state["p_labeled"], [.333550, .333375, .333075])
-    close(tf.reduce_mean(step.new_state["p_unlabeled"], 0), [.333854, .333854, .332292])
+    close(new["p_labeled"], [.333550, .333375, .333075])
+    close(tf.reduce_mean(new["p_unlabeled"], 0), [.333854, .333854, .332292])
     close(a, [[.599898, .299792, .100310], [.199856, .499379, .300765]])
 
 
@@ -470,14 +466,14 @@ def adamatch_of_the_authors(network, **options):
     model = AdaMatch(network, CLASSES, options=AdaMatch.Options(batch=BATCH, uratio=2, form="authors", **options),
                      total_images=1000)
     views = views_of(model, 3)
-    return model, views, Step(model, SEED, model.read_state())
+    return model, views, Step(model, SEED, model.update.read())
 
 
 def test_adamatch_of_the_authors():
     """Where no image changes another's logits both passes are one."""
     model, views, step = adamatch_of_the_authors(PlainEmbedding(), confidence=.5)
     step.images_seen = tf.constant(250)
-    total, scalars = model.compute_losses(views, step)
+    total, scalars, *_ = model.compute_losses(views, step)
     x, strong_x, weak, strong = (model.network(views[name]).numpy() for name in ("labeled", "labeled_strong", "weak",
                                                                                "strong"))
     label, rows = views["label"].numpy(), np.arange(BATCH)
@@ -497,7 +493,7 @@ def test_adamatch_interpolates_labelled_logits():
     model, views, step = adamatch_of_the_authors(residual_net())
     x, _, _ = model.logits(views, step)
     moved = step.new_statistics
-    step = Step(model, SEED, model.read_state())
+    step = Step(model, SEED, model.update.read())
     labeled = tf.concat([views["labeled"], views["labeled_strong"]], 0)
     alone = step.forward(labeled, update_statistics=False)
     together = step.forward(tf.concat([labeled, views["weak"], views["strong"]], 0))[:2 * BATCH]
@@ -536,7 +532,7 @@ def test_dash_selects_by_the_weak_loss_and_hardens():
 
     def outcome(rho_hat, **options):
         model = model_of(Dash, C=1.0, **options)
-        loss, mask, _ = model.unlabeled_loss(weak, strong, {}, step_of(model, start, total=rho_hat, count=1))
+        loss, mask, *_ = model.unlabeled_loss(weak, strong, {}, step_of(model, start, total=rho_hat, count=1))
         return loss.numpy()[0], mask.numpy()[0]
 
     soft, hard = -(target[0] @ np.log([.5, .3, .2])), -np.log(.5)
@@ -550,7 +546,7 @@ def test_dash_s_smallest_threshold_is_fixmatch_s():
     x = np.random.RandomState(0).normal(size=(200, 3)) * 4
     weak, strong = tf.constant(x, tf.float32), tf.constant(x[::-1].copy(), tf.float32)
     dash, fixmatch = model_of(Dash, warmup_kimg=0.0), model_of(FixMatch, confidence=float(np.exp(-.05)))
-    (ours, mask, _), (theirs, wanted, _) = (model.unlabeled_loss(weak, strong, {}, step_of(model))
+    (ours, mask, *_), (theirs, wanted, *_) = (model.unlabeled_loss(weak, strong, {}, step_of(model))
                                             for model in (dash, fixmatch))
     np.testing.assert_array_equal(mask, wanted)
     close(ours, theirs, rtol=1e-6, atol=1e-6)
@@ -563,11 +559,11 @@ def test_dash_measures_the_end_of_its_warm_up():
     views = views_of(model, 0)
     for update, inside in ((43, 0), (44, 1), (299, 1), (300, 0)):
         step = step_of(model, update * BATCH, total=3.0, count=2.0)
-        loss, scalars = model.compute_losses(views, step)
-        close(step.new_state["count"], 2 + inside)
-        close(step.new_state["total"], 3 + inside * scalars["losses/xe"])
+        loss, scalars, new, *_ = model.compute_losses(views, step)
+        close(new["count"], 2 + inside)
+        close(new["total"], 3 + inside * scalars["losses/xe"])
         assert (loss == scalars["losses/xe"]) == (update < 300)  # labels alone until then
-        assert step.new_state["total"].shape == ()
+        assert new["total"].shape == ()
 
 
 # AlphaMatch.
@@ -633,7 +629,7 @@ def test_alphamatch_step(align):
     views = views_of(model, 0)
     step = step_of(model)
     step.predictions = tf.constant(np.random.RandomState(0).dirichlet(np.ones(CLASSES), 128), tf.float32)
-    _, scalars = model.compute_losses(views, step)
+    scalars = model.compute_losses(views, step).scalars
     together = np.concatenate([views["labeled"], views["weak"], views["strong"]])
     p = softmax(model.network(together, training=True).numpy().astype(np.float64))[BATCH:]
     weak, strong = p[:2 * BATCH], np.split(p[2 * BATCH:], 2)
@@ -696,9 +692,9 @@ def test_comatch_without_extras_is_uda_with_soft_targets():
     ours = model_of(CoMatch, wc=0.0, alpha=1.0, network=PlainEmbedding(), **common)
     theirs = model_of(UDA, network=PlainEmbedding(), temperature=1.0, **common)
     step = step_of(ours, means=np.full((32, CLASSES), 1e6))  # no alignment: a batch does not move their proportions
-    loss, scalars = ours.compute_losses(views, step)
+    loss, scalars, *_ = ours.compute_losses(views, step)
     first = views | {"strong": views["strong"][:2 * BATCH]}
-    _, wanted = theirs.compute_losses(first, step_of(theirs))
+    wanted = theirs.compute_losses(first, step_of(theirs)).scalars
     logits_w, logits_s = (theirs.network(first[name]).numpy().astype(np.float64) for name in ("weak", "strong"))
     p, mask = softmax(logits_w), softmax(logits_w).max(-1) >= .3
     cross = -np.sum(p * np.log(softmax(logits_s)), -1) * mask
@@ -712,17 +708,16 @@ def test_comatch_without_extras_is_uda_with_soft_targets():
 def test_comatch_remembers_aligned_predictions_and_labels():
     model = make(CoMatch, PlainEmbedding)
     views = views_of(model, 0)
-    step = step_of(model)
-    _, scalars = model.compute_losses(views, step)
+    _, scalars, new, *_ = model.compute_losses(views, step_of(model))
     x, z = (part.numpy() for part in model.network(np.concatenate([views["weak"], views["labeled"]]),
                                                    outputs=("logits", "z")))
     q = softmax(x[:2 * BATCH])
     a = q / q.mean(0)
     rows = np.concatenate([a / a.sum(-1, keepdims=True), np.eye(CLASSES)[views["label"]]])
-    close(step.new_state["bank_q"][-3 * BATCH:], rows, rtol=0, atol=1e-5)
-    close(step.new_state["bank_z"][-3 * BATCH:], z, rtol=0, atol=1e-5)
+    close(new["bank_q"][-3 * BATCH:], rows, rtol=0, atol=1e-5)
+    close(new["bank_z"][-3 * BATCH:], z, rtol=0, atol=1e-5)
     close(np.linalg.norm(z, axis=1), np.ones(len(z)))
-    assert step.new_state["bank_q"].shape == (5 * 3 * BATCH, CLASSES) and not step.new_state["bank_q"][0].numpy().any()
+    assert new["bank_q"].shape == (5 * 3 * BATCH, CLASSES) and not new["bank_q"][0].numpy().any()
     assert scalars["losses/contrast"] > 0
 
 
@@ -751,13 +746,13 @@ def test_simmatch_moves_the_last_of_equal_images():
     bank = padded([[1, 0], [0, 1], [.6, .8]])
     step = step_of(model, bank=bank, classes=[0, 1, 1])
     z = padded([[0, 1], [-1, 0], [1, 0]])
-    model.update_bank(tf.constant([2, 0, 2]), tf.constant(z), tf.constant([0, 1, 0]), step)
+    new = model.updated_bank(tf.constant([2, 0, 2]), tf.constant(z), tf.constant([0, 1, 0]), step)
     wanted = bank.copy()
     wanted[0] = .7 * bank[0] + .3 * z[1]
     wanted[2] = .7 * bank[2] + .3 * z[2]
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-    close(step.new_state["bank"], wanted)
-    np.testing.assert_array_equal(step.new_state["classes"], [1, 1, 0])
+    close(new["bank"], wanted)
+    np.testing.assert_array_equal(new["classes"], [1, 1, 0])
     close(np.linalg.norm(model.method_state["bank"].numpy(), axis=1), np.ones(3))
 
 
@@ -767,7 +762,7 @@ def test_simmatch_step(ready):
     model.options = dataclasses.replace(model.options, warmup_kimg=1.0, confidence=.3)
     views = views_of(model, 0)
     step = step_of(model, 1024 if ready else 1023)
-    loss, scalars = model.compute_losses(views, step)
+    loss, scalars, *_ = model.compute_losses(views, step)
     bank, classes = step.state["bank"].numpy(), step.state["classes"].numpy()
     (weak, z_w), (strong, z_s) = ([part.numpy().astype(np.float64) for part in
                                    model.network(views[name], outputs=("logits", "z"))] for name in ("weak", "strong"))
@@ -795,11 +790,11 @@ def test_crmatch():
     model = make(CRMatch, residual_net)
     model.options = dataclasses.replace(model.options, confidence=CONFIDENT, w_distance=3.0, w_rot=.5)
     views = views_of(model, 3)
-    step = Step(model, SEED, model.read_state())
-    total, scalars = model.compute_losses(views, step)
+    step = Step(model, SEED, model.update.read())
+    total, scalars, *_ = model.compute_losses(views, step)
     moved = step.new_statistics
     first, second = np.split(views["weak"].numpy(), 2)
-    step = Step(model, SEED, model.read_state())
+    step = Step(model, SEED, model.update.read())
     found = step.forward(tf.concat([views["labeled"], first, views["strong"]], 0), outputs=("logits", "map"))
     (x, weak, strong), (_, map_weak, map_strong) = (np.split(values.numpy(), [BATCH, BATCH + len(first)])
                                                     for values in found)
@@ -824,8 +819,8 @@ def test_crmatch():
     # float32 through a small network
     close([scalars[f"losses/{name}"] for name in ("xe", "xeu", "distance", "rot")], [xe, xeu, distance, rot], rtol=1e-4)
     close(total, xe + xeu + 3 * distance + .5 * rot, rtol=1e-4)
-    plain, compiled = (function(views, SEED, model.read_state()) for function in (model._compute_gradients,
-                                                                                 model._compiled))
+    plain, compiled = (function(views, SEED, model.update.read()) for function in (model.update.backward,
+                                                                                 model.update.compiled))
     for ours, theirs in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
         close(ours, theirs, rtol=1e-3, atol=1e-4)
 
@@ -840,9 +835,9 @@ def test_crmatch_without_its_terms_is_fixmatch():
     ours.options = dataclasses.replace(ours.options, confidence=.2, w_distance=0.0, w_rot=0.0)
     theirs.options = dataclasses.replace(theirs.options, confidence=.2)
     views = views_of(ours, 3)
-    found = ours.compute_losses(views, Step(ours, SEED, ours.read_state()))[0]
+    found = ours.compute_losses(views, Step(ours, SEED, ours.update.read()))[0]
     wanted = theirs.compute_losses({**views, "weak": tf.split(views["weak"], 2)[0]},
-                                   Step(theirs, SEED, theirs.read_state()))[0]
+                                   Step(theirs, SEED, theirs.update.read()))[0]
     close(found, wanted, rtol=1e-6)
 
 
@@ -855,7 +850,7 @@ def test_crmatch_pushes_both_features_apart():
         watched = [views["weak"], views["strong"]]
         with tf.GradientTape() as tape:
             tape.watch(watched)
-            _, scalars = model.compute_losses(views, Step(model, SEED, model.read_state()))
+            scalars = model.compute_losses(views, Step(model, SEED, model.update.read())).scalars
         gradients = tape.gradient(scalars["losses/distance"], watched)
         assert [float(tf.reduce_max(tf.abs(g))) > 1e-7 for g in gradients] == [reached] * 2
 
@@ -897,8 +892,8 @@ def test_rerankmatch_step(rank_on):
         for each in (model, fixmatch):
             each.options = dataclasses.replace(each.options, confidence=confidence)
         model.options = dataclasses.replace(model.options, rank_on=rank_on, w_rank=2.0)
-        loss, scalars = model.compute_losses(views, step_of(model))
-        base[confidence], _ = fixmatch.compute_losses(views, step_of(fixmatch))
+        loss, scalars, *_ = model.compute_losses(views, step_of(model))
+        base[confidence] = fixmatch.compute_losses(views, step_of(fixmatch)).loss
         close(loss, base[confidence] + 2 * scalars["losses/rank"], rtol=1e-6, atol=1e-6)
         x, u = (model.network(views[name], outputs=(rank_on,))[0] for name in ("labeled", "strong"))
         q = softmax(model.network(views["weak"]).numpy())
@@ -916,7 +911,7 @@ def test_refixmatch():
     q, s = np.array([[.6, .3, .1], [.97, .02, .01]]), tf.constant([[1., 0, 0], [1, 0, 0]])
     u = softmax(q / .5)
     close(u[0], [.521732, .286333, .191935])
-    loss, mask, _ = model.unlabeled_loss(logits(q), s, {}, step_of(model))
+    loss, mask, *_ = model.unlabeled_loss(logits(q), s, {}, step_of(model))
     close(loss, [.181745, -np.log(softmax(s.numpy()))[1, 0]])
     close(mask, [1, 1])
 
@@ -947,12 +942,12 @@ def test_simmatch_without_instances_is_fixmatch_da_masked_by_its_target():
     z = tf.constant(padded(np.ones((12, 2))))
     model.forward_together = lambda views, step, outputs: ((weak[:2], z[:2]), (weak, z), (strong, z))
     views = {"label": tf.constant([0, 1]), "labeled_index": tf.constant([0, 1])}
-    loss, scalars = model.compute_losses(views, step_of(model))
+    loss, scalars, *_ = model.compute_losses(views, step_of(model))
     other = model_of(FixMatchDA)
     step = step_of(other)
     q = softmax(x[0])
     step.predictions = tf.constant(np.tile(q.mean(0), (128, 1)), tf.float32)
-    a = other.aligned(tf.constant(q, tf.float32), step)
+    a, _ = other.aligned(tf.constant(q, tf.float32), step)
     mask = np.max(a, -1) >= .95
     close(scalars["losses/xeu"], np.mean(losses.soft_cross_entropy(strong, a) * mask), rtol=1e-5, atol=1e-6)
     close(loss, scalars["losses/xe"] + scalars["losses/xeu"], rtol=1e-6, atol=1e-6)
@@ -983,7 +978,7 @@ def test_gradients_stop_at_the_weak_views(method):
     model.forward_together = given
     step = step_of(model, 10 * BATCH, **({"total": 30.0, "count": 1.0} if method is Dash else {}))
     with tf.GradientTape(persistent=True) as tape:
-        loss, _ = model.compute_losses(views, step)
+        loss = model.compute_losses(views, step).loss
     largest = [float(tf.reduce_max(tf.abs(part))) for part in tf.split(tape.gradient(loss, x), sizes)]
     assert largest[0] > 0 and largest[2] > 0 and (largest[1] > 0) == (method in BOTH_VIEWS)
     embedding = tape.gradient(loss, z)
@@ -1002,7 +997,7 @@ def test_c2s2l_s_weak_views_get_no_gradient():
     views = views_of(model, 0)
     views = views | {name: tf.Variable(views[name]) for name in ("weak", "strong")}
     with tf.GradientTape() as tape:
-        loss, _ = model.compute_losses(views, step_of(model))
+        loss = model.compute_losses(views, step_of(model)).loss
     weak, strong = tape.gradient(loss, [views["weak"], views["strong"]])
     assert weak is None and float(tf.reduce_max(tf.abs(strong))) > 0
 
@@ -1012,8 +1007,8 @@ def test_compiled_gradients_agree(method):
     """XLA compiles every operation of the losses to the same numbers."""
     model = make(method, PlainEmbedding)
     views = views_of(model, 0)
-    plain = model._compute_gradients(views, SEED, model.read_state())
-    compiled = model._compiled(views, SEED, model.read_state())
+    plain = model.update.backward(views, SEED, model.update.read())
+    compiled = model.update.compiled(views, SEED, model.update.read())
     for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
         close(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -1135,7 +1130,7 @@ def test_heads_have_seeded_weights_that_decay():
         head = model.network.heads["z"]
         kernels.append(head.final.kernel.numpy())
         names = [v.name for v in head.trainable_variables]
-        assert sorted(names) == ["bias", "bias", "kernel", "kernel"] and len(model.groups["all"].decayed) == 4
+        assert sorted(names) == ["bias", "bias", "kernel", "kernel"] and len(model.update.groups["all"].decayed) == 4
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert np.abs(kernels[0] - kernels[2]).max() > .01
     assert networks.Projection(3).units == 3

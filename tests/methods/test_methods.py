@@ -13,7 +13,8 @@ import cssl
 from libml import networks
 from libml.config import describe
 from libml.learn import optim
-from libml.learn.model import Equal, SSLModel, fold_in
+from libml.learn.model import Equal, SSLModel
+from libml.learn.step import LossOutput, fold_in
 from libml.run import Run
 
 METHODS = sorted(cssl.methods().values())
@@ -156,10 +157,10 @@ def test_two_replicas_average_two_single_ones(module):
     single = make(method, network, replicas=2)
     halves, before = [views_of(single, seed) for seed in (0, 1)], state_of(single)
     key = tf.constant([0, 0], tf.int64)
-    results = [single._compute_gradients(half, fold_in(fold_in(key, replica), 2), single.read_state())
+    results = [single.update.backward(half, fold_in(fold_in(key, replica), 2), single.update.read())
                for replica, half in enumerate(halves)]
     mean = tf.nest.map_structure(lambda a, b: (a + b) / 2, *results)
-    single._gradients = lambda views, state: mean
+    single.update.gradients = lambda views, state: mean
     single.train_on_views(halves[0])
     # VAT's direction is a small difference of float32 predictions, which eager and compiled code round differently.
     atol = 2e-5 if module == "vat" else 1e-7
@@ -206,7 +207,7 @@ class Bank(SSLModel):
         logits, embedding = step.forward(views["weak"], outputs=("logits", "embedding"))
         p = tf.nn.softmax(logits)
         rows, state = step.gather(embedding), step.state
-        step.new_state |= {
+        new = {
             "queue": tf.concat([state["queue"], tf.stop_gradient(rows)], 0)[-20:],
             "count": state["count"] + rows.shape[0], "mean": 0.9 * state["mean"] + 0.1 * tf.reduce_mean(p, 0),
             "chosen": tf.tensor_scatter_nd_update(state["chosen"], step.gather(views["unlabeled_index"])[:, None],
@@ -214,7 +215,7 @@ class Bank(SSLModel):
         everywhere = step.mean(tf.reduce_mean(p, 0))  # gradients flow through both kinds of communication
         spread = tf.reduce_sum(everywhere * tf.math.log(everywhere))
         likeness = tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2)
-        return self.labeled_cross_entropy(views, step) + spread + likeness, {}
+        return LossOutput(self.labeled_cross_entropy(views, step) + spread + likeness, {}, new)
 
 
 def bank_views(model, update):

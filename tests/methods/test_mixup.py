@@ -28,7 +28,7 @@ from cssl.remixmatch import ReMixMatch
 from libml import experiment
 from libml.augment import Augmenter, to_float
 from libml.learn import mixing
-from libml.learn.model import fold_in
+from libml.learn.step import fold_in
 
 
 def mixed(values, m):
@@ -85,7 +85,7 @@ def test_views_of_ctaugment(method, kinds):
     model = with_augmenter(make(method, cta=True))
     views = model.make_views(batch_of())
     assert set(views) == {"labeled", "label", "probe"} | kinds
-    seed = fold_in(model.step_seed(model.read_state()), 1)
+    seed = fold_in(model.step_seed(model.update.read().updates), 1)
     np.testing.assert_array_equal(views["labeled"], model.augmenter.strong(batch_of()["labeled"], fold_in(seed, 4)))
     assert "CTAugment" not in experiment._lacks(model)
     plain = with_augmenter(make(method))
@@ -153,7 +153,7 @@ def test_defixmatch_on_one_batch_twice_is_supervised():
 def test_defixmatch_views():
     model = with_augmenter(make(DeFixMatch))
     views = model.make_views(batch_of())
-    seed = fold_in(model.step_seed(model.read_state()), 1)
+    seed = fold_in(model.step_seed(model.update.read().updates), 1)
     np.testing.assert_array_equal(views["labeled_strong"],
                                   model.augmenter.strong(batch_of()["labeled"], fold_in(seed, 4)))
     np.testing.assert_array_equal(views["labeled"],

@@ -8,7 +8,8 @@ from test_baselines import BATCH, CLASSES, SEED, SIDE, TOLERANCE, cross_entropy,
 from cssl.meta_pseudo_labels import MetaPseudoLabels, centred
 from libml import networks
 from libml.learn import losses, mixing
-from libml.learn.model import SSLModel, Step
+from libml.learn.model import SSLModel
+from libml.learn.step import Step
 from libml.train import checkpoint_of
 
 PLAIN = dict(dropout=0.0, warmup_pos=0.0, wait_pos=0.0)
@@ -150,7 +151,7 @@ def test_real_networks():
     q = softmax(weak / 0.7)
     threshold = float(np.median(q.max(-1)))
     model = make(MetaPseudoLabels, confidence=threshold, **PLAIN)
-    before = model.read_state()
+    before = model.update.read()
     student, teacher = model.network.student, model.network.teacher
     weights = [[v.numpy() for v in network.trainable_variables] for network in (student, teacher)]
     assert any(np.abs(a - b).max() > 0.01 for a, b in zip(*weights, strict=True))  # they start apart
@@ -168,15 +169,15 @@ def test_real_networks():
         np.testing.assert_allclose(scalars[name], value, err_msg=name, **TOLERANCE)
     for found, wanted in zip(student.non_trainable_variables, statistics, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
-    old = before["statistics"][len(statistics):]
+    old = before.statistics[len(statistics):]
     assert len(old) == len(statistics) > 0
     for found, wanted in zip(teacher.non_trainable_variables, old, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
 def gradients_of(model, views):
-    found = model._compute_gradients(views, SEED, model.read_state())["gradients"]
-    return [[found[i].numpy() for i in group.indices] for group in model.groups.values()]
+    found = model.update.backward(views, SEED, model.update.read())["gradients"]
+    return [[found[i].numpy() for i in group.indices] for group in model.update.groups.values()]
 
 
 def test_each_network_gets_the_gradient_of_its_own_loss():
@@ -278,8 +279,8 @@ def test_two_replicas_do_what_one_does(monkeypatch):
 def test_compiled_for_one_replica_refused_for_two():
     model = make(MetaPseudoLabels, Linear(), feedback="hard", **PLAIN)
     views = {name: value for name, value in views_of(model).items() if name != "unlabeled_label"}
-    plain = model._compute_gradients(views, SEED, model.read_state())
-    compiled = tf.function(model._compute_gradients, jit_compile=True)(views, SEED, model.read_state())
+    plain = model.update.backward(views, SEED, model.update.read())
+    compiled = tf.function(model.update.backward, jit_compile=True)(views, SEED, model.update.read())
     for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="--jit cannot compile MetaPseudoLabels's communication between 2 replicas"):
@@ -350,7 +351,7 @@ def test_a_network_that_cannot_be_built_twice():
 
 def test_step_uses_other_weights_where_told():
     model = make(MetaPseudoLabels, Linear(), **PLAIN)
-    step, images = Step(model, SEED, model.read_state()), views_of(model)["weak"]
+    step, images = Step(model, SEED, model.update.read()), views_of(model)["weak"]
     zeros = [0 * weight for weight in step.weights]
     np.testing.assert_array_equal(step.forward(images, weights=zeros), np.zeros((BATCH, CLASSES)))
     assert np.abs(step.forward(images)).max() > 0

@@ -1,7 +1,6 @@
 """Configurations: presets, ranges, identity, folders, JSON; all without TensorFlow."""
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -118,7 +117,6 @@ def test_a_new_dataset_gets_its_stages_and_presets_by_itself(monkeypatch):
 
 def test_an_option_says_once_what_it_is():
     """Flags, help, folder and tables read the same declaration."""
-    @dataclass(frozen=True, kw_only=True)
     class Options(CSSL.Options):
         """One more."""
 

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import keras
@@ -22,6 +21,7 @@ from libml.data import sources
 from libml.data.names import DATASETS, Dataset
 from libml.errors import UserError
 from libml.learn import losses
+from libml.learn.step import UnlabeledLoss
 from libml.results.metrics import METRICS, Metric
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -114,7 +114,6 @@ def test_hooks_and_keras_callbacks_are_called_at_reports(tmp_path):
 class Bank(SSLModel):
     """A method from outside: remembers the last prediction for every unlabelled image, and how often it was seen."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Options(SSLModel.Options):
         """Its own option."""
 
@@ -130,10 +129,10 @@ class Bank(SSLModel):
         index, q = views["unlabeled_index"], tf.stop_gradient(tf.nn.softmax(weak))
         target = self.options.memory * tf.gather(step.state["bank"], index) + (1 - self.options.memory) * q
         everywhere = step.gather(index)[:, None]
-        step.new_state["bank"] = tf.tensor_scatter_nd_update(step.state["bank"], everywhere, step.gather(q))
-        step.new_state["seen"] = tf.tensor_scatter_nd_add(step.state["seen"], everywhere,
-                                                          tf.ones([everywhere.shape[0]], tf.int32))
-        return losses.soft_cross_entropy(strong, target), tf.ones(weak.shape[0]), {}
+        state = {"bank": tf.tensor_scatter_nd_update(step.state["bank"], everywhere, step.gather(q)),
+                 "seen": tf.tensor_scatter_nd_add(step.state["seen"], everywhere,
+                                                  tf.ones([everywhere.shape[0]], tf.int32))}
+        return UnlabeledLoss(losses.soft_cross_entropy(strong, target), tf.ones(weak.shape[0]), state=state)
 
 
 @pytest.mark.slow

@@ -1,0 +1,66 @@
+"""Hyperparameters of methods: how they are declared, and those that several methods share."""
+from __future__ import annotations
+
+import dataclasses
+
+from typing_extensions import dataclass_transform
+
+from libml.config import option
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Hyperparameters:
+    """Base of the `Options` of all methods: makes each subclass a frozen dataclass with keyword arguments."""
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+class SharedOptions(Hyperparameters):
+    """Those that all methods have."""
+
+    batch: int = option(64, "B: labelled images per update", low=1, named=True)
+    uratio: int = option(7, "mu: unlabelled images per labelled one", low=1, named=True,
+                        needs="unlabelled images")
+    lr: float = option(0.03, "eta: initial learning rate; falls as cos(7 pi t / 16), t from 0 to 1 over the run",
+                       above=0, named=True)
+    wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over the kernels", low=0, named=True)
+    ema: float = option(0.999, "decay of the average of the weights that is evaluated", low=0, high=1)
+    p_unlabeled: str = option("", "class prior p~ for distribution alignment, comma-separated, or `labels`: the shares "
+                             "of the labelled images, each class counted once more; uniform by default",
+                             needs="alignment")
+
+
+class FixMatchOptions(SharedOptions):
+    """Those of FixMatch and its relatives."""
+
+    wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True, needs="unlabelled images")
+    K: int = option(1, "strong views per unlabelled image", low=1, needs="unlabelled images")
+
+
+class ThresholdOptions(FixMatchOptions):
+    """Those of its relatives that select images as FixMatch does."""
+
+    confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0, high=1,
+                               named=True)
+
+
+class PreFixMatchOptions(SharedOptions):
+    """Those of the methods before FixMatch: as many unlabelled as labelled images, other loss weights."""
+
+    uratio: int = option(1, "unlabelled images per labelled one", low=1, named=True)
+
+
+class ConsistencyOptions(PreFixMatchOptions):
+    """Those of the methods whose unlabelled loss gains weight over the first part of the run."""
+
+    warmup_pos: float = option(0.4, "part of the run over which the unlabelled loss's weight grows linearly", low=0,
+                               high=1)
+
+
+class AdamOptions(ConsistencyOptions):
+    """Those of the methods that train with Adam."""
+
+    lr: float = option(0.002, "learning rate of Adam, constant", above=0, named=True)
+    wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0, named=True)

@@ -1,0 +1,146 @@
+"""What a loss may use within one update, and what it returns."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from libml.lazy import tf
+from libml.learn.keras_model import check_passes
+
+if TYPE_CHECKING:
+    from libml.learn.model import SSLModel
+    from libml.learn.update import State
+
+
+def fold_in(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    """Derives an independent seed [2] from a seed and a number."""
+    return tf.random.experimental.stateless_fold_in(seed, number, alg="philox")
+
+
+def replicas() -> tf.distribute.ReplicaContext | None:
+    """Returns the context of this replica, or None where it is the only one."""
+    context = tf.distribute.get_replica_context()
+    return None if context is None or context.num_replicas_in_sync == 1 else context
+
+
+class LossOutput(NamedTuple):
+    """What `SSLModel.compute_losses` returns, of this replica's images.
+
+    Attributes:
+        loss: scalar to minimise, without weight decay.
+        scalars: what is logged, by tag.
+        state: the new value of every entry of `SSLModel.initial_state`, by name.
+        pseudo_labels: scores [N, C], whose argmax are the pseudo-labels, and which of them are used (mask [N]; None:
+            all), for the log.
+        mean_prediction: [C], what `SSLModel.aligned` returned for the average of later updates.
+    """
+
+    loss: tf.Tensor
+    scalars: dict[str, tf.Tensor]
+    state: Mapping[str, tf.Tensor] = {}
+    pseudo_labels: tuple[tf.Tensor, tf.Tensor | None] | None = None
+    mean_prediction: tf.Tensor | None = None
+
+
+class UnlabeledLoss(NamedTuple):
+    """What `SSLModel.unlabeled_loss` returns: loss [N] and mask [N] per strong view, the rest as in `LossOutput`."""
+
+    loss: tf.Tensor
+    mask: tf.Tensor
+    scalars: Mapping[str, tf.Tensor] = {}
+    state: Mapping[str, tf.Tensor] = {}
+    mean_prediction: tf.Tensor | None = None
+
+
+class Step:
+    """Forward passes, seeds, state and the time of one update. Lives while the step is traced.
+
+    A loss writes nothing here. Only the moving statistics of batch normalisation go on from one forward pass to the
+    next, as `new_statistics`.
+
+    Attributes:
+        updates: before this one.
+        images_seen: labelled images before this update.
+        state: the method's own state by name (see `SSLModel.initial_state`).
+        predictions: the last batches' mean predictions, for methods with alignment.
+    """
+
+    def __init__(self, model: SSLModel, seed: tf.Tensor, state: State):
+        self.model, self._before = model, state
+        self.updates, self.images_seen = state.updates, state.updates * model.options.batch
+        self.weights, self.ema_weights, self.statistics = state.weights, state.ema, state.statistics
+        self.new_statistics = self.statistics
+        self.state, self.predictions = dict(state.method), state.others.get("predictions")
+        self.loss_scale = state.others.get("loss_scale")
+        self._seed, self._seeds_given = seed, 0
+
+    def new_seed(self) -> tf.Tensor:
+        """Returns a seed [2] that nothing else in this step uses."""
+        self._seeds_given += 1
+        return fold_in(self._seed, self._seeds_given)
+
+    def forward(self, images: tf.Tensor, *, outputs: tuple[str, ...] | None = None, training: bool = True,
+                update_statistics: bool = True, ema: bool = False, weights: Sequence[tf.Tensor] | None = None,
+                **options: Any) -> Any:
+        """Runs the network once.
+
+        Args:
+            images: [N, H, W, channels] float views.
+            outputs: what to return, as a tuple: "logits", "embedding", or heads by name. None: the class logits alone.
+            training: whether batch normalisation uses the statistics of this batch.
+            update_statistics: whether this (training) pass moves batch normalisation's averages.
+            ema: whether to use the averaged weights instead of the current ones.
+            weights: to be used instead of the current ones.
+            **options: further arguments of the network's call, such as `mc_dropout`.
+        """
+        model = self.model
+        weights = self.ema_weights if ema else weights or self.weights
+        check_passes(model, model.network, options)
+        if model.network_takes_seed:
+            options["seed"] = self.new_seed()
+        if outputs is not None:
+            if not model.network_takes_outputs:
+                raise ValueError(f"outputs={outputs}: {type(model.network).__name__} gives class logits only; use a "
+                                 "network of libml.networks, or one whose call takes `outputs`.")
+            options["outputs"] = tuple(outputs)
+        found, statistics = model.network.stateless_call(
+            weights, self.new_statistics if training else self.statistics, model.normalize(images),
+            training=training, **options)
+        if training and update_statistics and not ema:
+            self.new_statistics = statistics
+        return found
+
+    def ramp(self, images: float) -> tf.Tensor:
+        """Rises from 0 to 1 while the given number of labelled images is seen; is 1 if that number is 0."""
+        if images <= 0:
+            return tf.ones([])
+        return tf.clip_by_value(tf.cast(self.images_seen, tf.float32) / images, 0.0, 1.0)
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the gradients of a loss on this replica, scaled on the way where half precision needs it."""
+        found = tape.gradient(loss, weights, output_gradients=self.loss_scale, unconnected_gradients="zero")
+        return found if self.loss_scale is None else [gradient / self.loss_scale for gradient in found]
+
+    def updated_weights(self, group: str, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns all weights as they will be once a group has taken its step along its gradients and decayed."""
+        return self.model.update.weights_after(group, self._before, gradients)
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Concatenates a tensor [n, …] over all replicas, in their order; gradients flow back."""
+        context = self._communication()
+        if context is None:
+            return tensor
+        whole = [context.num_replicas_in_sync * tensor.shape[0], *tensor.shape[1:]]
+        return tf.ensure_shape(context.all_gather(tensor, axis=0), whole)
+
+    def mean(self, tensor: Any) -> Any:
+        """Averages a float tensor, or a list of them, over all replicas at once, for what this very step uses."""
+        context = self._communication()
+        return tensor if context is None else context.all_reduce(tf.distribute.ReduceOp.MEAN, tensor)
+
+    def _communication(self) -> tf.distribute.ReplicaContext | None:
+        context = replicas()
+        if context is not None and self.model.jit:  # collectives cannot be part of a function that XLA compiles
+            raise ValueError(f"--jit cannot compile {type(self.model).__name__}'s communication between "
+                             f"{context.num_replicas_in_sync} replicas; leave it out.")
+        return context

@@ -1,0 +1,297 @@
+"""The update: gradients of a loss, then new weights, averages and rates. Packs many tensors into a few vectors."""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from libml.lazy import keras, tf
+from libml.learn import losses, monitors, optim
+from libml.learn.packing import Packing
+from libml.learn.step import Step, fold_in, replicas
+
+if TYPE_CHECKING:
+    from libml.learn.model import SSLModel
+
+    Tensors = list[tf.Tensor]
+    Scalars = dict[str, tf.Tensor]
+
+LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
+Kind = TypeVar("Kind", bound=Hashable)
+
+
+class State(NamedTuple):
+    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`.
+
+    `method` is the method's own state by name; `others` has predictions, loss_scale, good_steps and rates, where the
+    model has them.
+    """
+
+    updates: tf.Tensor
+    weights: Tensors
+    ema: Tensors
+    statistics: Tensors
+    slots: Tensors
+    method: Scalars
+    others: Scalars
+
+
+class PackedState(NamedTuple):
+    """The same with a few vectors in place of many weights, averages, statistics and slots."""
+
+    updates: tf.Tensor
+    weights: Tensors
+    ema: Tensors
+    statistics: Tensors
+    slots: Tensors
+    method: Scalars
+    others: Scalars
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Weights that are trained alike.
+
+    Attributes:
+        indices: positions among the network's weights.
+        rule: makes new weights of gradients.
+        learning_rate: from labelled images seen to the rate.
+        decayed: positions of the weights that decay.
+        wd: factor of 0.5 ||W||^2 in the loss; if decoupled, each update takes wd * rate of the weights away instead.
+        decoupled: which of the two.
+    """
+
+    indices: Sequence[int]
+    rule: optim.Nesterov | optim.Adam
+    learning_rate: Callable[[tf.Tensor], tf.Tensor]
+    decayed: Sequence[int]
+    wd: float
+    decoupled: bool
+
+
+def average_over_replicas(tree: Any) -> Any:
+    """Returns a structure with its float tensors averaged over all replicas."""
+    context = replicas()
+    if context is None:
+        return tree
+    flat = tf.nest.flatten(tree)
+    floats = [i for i, value in enumerate(flat) if value.dtype.is_floating]
+    means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [flat[i] for i in floats])
+    for i, mean in zip(floats, means, strict=True):
+        flat[i] = mean
+    return tf.nest.pack_sequence_as(tree, flat)
+
+
+def _warn_of_onednn(network: keras.Model) -> None:
+    """See `RunConfig.trusts_onednn`."""
+    from libml.devices import distribute  # needs TensorFlow
+
+    if getattr(network, "trusts_onednn", False):
+        return
+    channels = {size for v in network.trainable_variables if v.name == "kernel" and len(v.shape) == 4
+                for size in v.shape[2:]} - {1, 3}  # grey and coloured images
+    if any(size % 16 for size in channels) and distribute.onednn_is_on():
+        warnings.warn(f"{type(network).__name__} has convolutions with {min(c for c in channels if c % 16)} channels: "
+                      "oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels are multiples "
+                      "of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported.", stacklevel=3)
+
+
+def _by_kind(kinds: Mapping[int, Kind]) -> dict[Kind, list[int]]:
+    """Returns the positions of tensors of each kind."""
+    found: dict[Kind, list[int]] = {}
+    for position, kind in kinds.items():
+        found.setdefault(kind, []).append(position)
+    return found
+
+
+class Update:
+    """Makes a model's next state of its state and a batch of views.
+
+    Attributes:
+        groups: the method's groups of weights by name.
+        slot_shapes: of the optimisers' variables, group by group, and within one slot by slot.
+        weights: packs what is treated alike: the weights of each group that decay, and the others.
+        vectors: which of these vectors are a group's.
+        compiled: `backward`, by XLA.
+    """
+
+    def __init__(self, model: SSLModel):
+        self.model, self.groups = model, model.weight_groups()
+        trainable, statistics = model.network.trainable_variables, model.network.non_trainable_variables
+        if sorted(i for group in self.groups.values() for i in group.indices) != list(range(len(trainable))):
+            raise ValueError(f"{type(model).__name__}.weight_groups() must have each of the network's weights once.")
+        kinds = {i: (name, i in group.decayed, trainable[i].dtype) for name, group in self.groups.items()
+                 for i in group.indices}
+        slots = [(name, slot, i) for name, group in self.groups.items() for slot in range(group.rule.slots_per_weight)
+                 for i in group.indices]
+        vectors = _by_kind(kinds)
+        slot_vectors = _by_kind({k: (name, slot, kinds[i]) for k, (name, slot, i) in enumerate(slots)})
+        self.slot_shapes = [trainable[i].shape for _, _, i in slots]
+        self.weights = Packing([v.shape for v in trainable], vectors.values())
+        self.slots = Packing(self.slot_shapes, slot_vectors.values())
+        self.statistics = Packing([v.shape for v in statistics],
+                                  _by_kind({i: v.dtype for i, v in enumerate(statistics)}).values())
+        self.vectors = {name: [k for k, kind in enumerate(vectors) if kind[0] == name] for name in self.groups}
+        self._decayed = {k for k, kind in enumerate(vectors) if kind[1]}
+        self._slot_vectors = {name: [k for k, kind in enumerate(slot_vectors) if kind[0] == name]
+                              for name in self.groups}
+        self.compiled = tf.function(self.backward, jit_compile=True, autograph=False)
+
+    # State.
+
+    def _variables(self) -> State:
+        items = self.model.checkpoint_items()
+        method = {name: items.pop(f"state_{name}") for name in self.model.method_state}
+        named = {name: items.pop(name) for name in State._fields if name in items}
+        return State(**named, method=method, others=items)
+
+    def read(self) -> State:
+        """Reads all that an update depends on and changes, once.
+
+        Whatever uses a value must use this reading of it, from which its new value is computed too. Then data flow
+        alone puts every use before the change. A second read would be ordered by a control dependency only, and
+        TensorFlow's graph optimiser drops some of those: it has been seen to read what the same step had written.
+        """
+        return tf.nest.map_structure(tf.convert_to_tensor, self._variables())
+
+    def write(self, new: State) -> None:
+        """Assigns new values, equal on all replicas, with one synchronisation for all variables together."""
+        tf.nest.assert_same_structure(self._variables(), new)
+        variables, values = tf.nest.flatten(self._variables()), tf.nest.flatten(new)
+        if not tf.distribute.has_strategy():
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            return
+
+        def assign(strategy, *values):
+            for variable, value in zip(variables, values, strict=True):
+                strategy.extended.update(variable, lambda v, x: v.assign(x), args=(value,), group=False)
+
+        tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
+
+    def pack(self, state: State) -> PackedState:
+        """Returns a state with few vectors."""
+        return PackedState(state.updates, self.weights.pack(state.weights), self.weights.pack(state.ema),
+                           self.statistics.pack(state.statistics), self.slots.pack(state.slots), state.method,
+                           state.others)
+
+    def unpack(self, state: PackedState) -> State:
+        """Returns the state that was packed."""
+        return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
+                     self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
+                     state.others)
+
+    # From one state to the next.
+
+    def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
+        """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
+
+        A loop that carries the state spares each update the reading and writing.
+        """
+        model, unpacked = self.model, self.unpack(state)
+        found = self.gradients(views, unpacked)
+        equal = {name: found["state"].pop(name) for name in model.equal_state}
+        found["gradients"] = self.weights.pack(found["gradients"])
+        found["statistics"] = self.statistics.pack(found["statistics"])
+        found = average_over_replicas(found)
+        scalars, weights, slots = dict(found["scalars"]), list(state.weights), list(state.slots)
+        scalars["losses/wd"] = tf.zeros([])
+        for number, (name, group) in enumerate(self.groups.items()):
+            decay = losses.weight_decay(state.weights[k] for k in self.vectors[name] if k in self._decayed)
+            scalars["losses/wd"] += decay
+            scalars["losses/total"] += 0.0 if group.decoupled else group.wd * decay
+            scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = self._take_step(
+                name, state, found["gradients"], weights, slots)
+        decay = model.ema_decay(state.updates)
+        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights, strict=True)]
+        others = dict(state.others)
+        if model.uses_alignment:
+            others["predictions"] = tf.concat([others["predictions"][1:], found["mean_prediction"][None]], 0)
+        new = PackedState(state.updates, weights, averages, found["statistics"], slots, found["state"] | equal, others)
+        if model.loss_scaling:
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in found["gradients"]])
+            new = tf.nest.map_structure(lambda n, o: n if n is o else tf.where(finite, n, o), new, state)
+            new.others.update(self._scale(finite, state.others))
+            scalars["monitors/loss_scale"] = new.others["loss_scale"]
+        # These go on even where float16 gradients overflowed and the update was left out.
+        new = new._replace(updates=state.updates + 1)
+        if "probe" in views:
+            new.others["rates"] = self._learned_rates(views, unpacked)
+        return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
+
+    def _take_step(self, name: str, state: PackedState, gradients: Mapping[int, tf.Tensor] | Tensors, weights: Tensors,
+                   slots: Tensors) -> tf.Tensor:
+        """Puts a group's new vectors among those of all weights and slots; returns its learning rate.
+
+        `gradients` are by the number of the vector, without weight decay.
+        """
+        group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
+        lr = group.learning_rate(state.updates * self.model.options.batch)
+        old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
+        for n, k in enumerate(own):
+            if k in self._decayed and group.decoupled:
+                old[n] *= 1 - group.wd * lr
+            elif k in self._decayed:
+                along[n] += group.wd * old[n]
+        new, new_slots = group.rule.update(old, along, [state.slots[k] for k in own_slots], lr, state.updates)
+        for k, vector in zip(own, new, strict=True):
+            weights[k] = vector
+        for k, vector in zip(own_slots, new_slots, strict=True):
+            slots[k] = vector
+        return lr
+
+    def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
+        """Returns all weights as they are once a group has taken its step along its gradients and decayed."""
+        packed, by_position = self.pack(state), dict(zip(self.groups[name].indices, gradients, strict=True))
+        weights, slots = list(packed.weights), list(packed.slots)
+        self._take_step(name, packed, {k: self.weights.vector(by_position, k) for k in self.vectors[name]}, weights,
+                        slots)
+        return self.weights.unpack(weights)
+
+    def gradients(self, views: dict, state: State) -> dict[str, Any]:
+        """What `backward` returns for a batch of views; labels of unlabelled images do not reach the loss."""
+        _warn_of_onednn(self.model.network)
+        views = dict(views)
+        views.pop("probe", None)
+        held_back = views.pop("unlabeled_label", None)
+        used = state._replace(others={name: value for name, value in state.others.items() if name != "rates"})
+        compute = self.compiled if self.model.jit else self.backward
+        return compute(views, fold_in(self.model.step_seed(state.updates), LOSS_SEEDS), used, held_back)
+
+    def backward(self, views: dict, seed: tf.Tensor, state: State, held_back: tf.Tensor | None = None,
+                 ) -> dict[str, Any]:
+        """Forward and backward pass of one replica; `held_back` labels of unlabelled images are for monitors only.
+
+        Returns the gradients of all weights, scalars, statistics, the method's state and the mean prediction.
+        """
+        model, step = self.model, Step(self.model, seed, state)
+        gradients, output = model.compute_gradients(views, step)
+        name, scalars = type(model).__name__, {**output.scalars, "losses/total": output.loss}
+        if output.state.keys() != step.state.keys():
+            raise ValueError(f"The loss of {name} returns state {sorted(output.state)}; initial_state() declares "
+                             f"{sorted(step.state)}: return all of it, what stays as it is in step.state.")
+        if output.pseudo_labels is not None and held_back is not None:
+            scores, mask = output.pseudo_labels
+            scalars |= monitors.pseudo_label_quality(scores, held_back, mask)
+        found = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
+                 "state": dict(output.state)}
+        if model.uses_alignment:
+            if output.mean_prediction is None:
+                raise ValueError(f"{name} sets uses_alignment, but its loss returns no mean_prediction: return the one "
+                                 "of self.aligned(q, step), or leave uses_alignment out.")
+            found["mean_prediction"] = output.mean_prediction
+        return found
+
+    def _scale(self, finite: tf.Tensor, before: Scalars) -> Scalars:
+        """The loss scale after this step: half after an overflow, twice after 2000 steps without one."""
+        scale, good = before["loss_scale"], before["good_steps"]
+        grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)
+        return {"loss_scale": tf.where(finite, grown, tf.maximum(scale / 2, 1.0)),
+                "good_steps": tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))}
+
+    def _learned_rates(self, views: dict, state: State) -> tf.Tensor:
+        """CTAugment's, after what the averaged model makes of the probed images."""
+        probe, model = views["probe"], self.model
+        probabilities = tf.nn.softmax(model.infer_with(state.ema, state.statistics, probe["images"]))
+        return model.augmenter.updated_rates(probe["policy"], probabilities, views["label"], state.others["rates"])
