@@ -6,8 +6,6 @@ A share of the labelled images is not trained on, but calibrates how possible ea
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from libml import augment
@@ -59,18 +57,17 @@ class C2S2L(SSLModel):
         scores = tf.cond(due, lambda: self.calibrate(state), lambda: step.state["scores"])
         return state | {"scores": tf.stop_gradient(scores)}
 
-    def judged(self, images: tf.Tensor, state: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Logits [N, C] of float images from the snapshot."""
+    def logits(self, images: tf.Tensor, state: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Of float images, from the snapshot [N, C]."""
         size, rest = len(self.network.trainable_variables), len(self.network.non_trainable_variables)
         network = [state[f"snapshot_{i}"] for i in range(size + rest)]
         return tf.stop_gradient(self.infer_with(network[:size], network[size:], images))
 
-    def calibrate(self, state: Mapping[str, tf.Tensor], chunk: int = 256) -> tf.Tensor:
+    def calibrate(self, state: dict[str, tf.Tensor], chunk: int = 256) -> tf.Tensor:
         """Nonconformity of the calibration images with their true classes [n], sorted; some images at a time."""
         size = len(self.calibration_classes)
-        chunk = min(chunk, size)
-        rows = np.resize(np.arange(size), (-(-size // chunk), chunk))  # the last chunk is filled up
-        logits = tf.map_fn(lambda part: self.judged(augment.to_float(part), state),
+        rows = np.resize(np.arange(size), (-(-size // chunk), min(chunk, size)))  # the last chunk is filled up
+        logits = tf.map_fn(lambda part: self.logits(augment.to_float(part), state),
                            tf.gather(tf.convert_to_tensor(self.calibration_images), rows),
                            fn_output_signature=tf.float32)
         p = tf.nn.softmax(tf.reshape(logits, [-1, self.num_classes])[:size])
@@ -92,10 +89,15 @@ class C2S2L(SSLModel):
             return pi / tf.reduce_max(pi, -1, keepdims=True)
         return tf.maximum(pi, tf.one_hot(tf.argmax(pi, -1), self.num_classes))
 
+    def credal_sets(self, images, q):
+        """By the last calibration; before the first one all classes are possible."""
+        state = {name: tf.convert_to_tensor(v) for name, v in self.method_state.items()}
+        return {"possibility": self.possibility(tf.nn.softmax(self.logits(images, state)), state["scores"])}
+
     def compute_losses(self, views, step):
         """KL(label || p) + wu min_{t in Q} KL(t || p(strong)), Q from the weak view's possibility degrees."""
         state = self.snapshot(step)
-        weak = self.judged(views["weak"], state)
+        weak = self.logits(views["weak"], state)
         pi = tf.tile(self.possibility(tf.nn.softmax(weak), state["scores"]), [self.options.K, 1])
 
         size = views["labeled"].shape[0]

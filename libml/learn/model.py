@@ -244,30 +244,26 @@ class SSLModel(KerasModel):
         if not self.uses_alignment:
             raise ValueError(f"{type(self).__name__} calls aligned(): set uses_alignment = True in the class, so that "
                              "it has the moving average of predictions.")
-        return self._align(q, step.predictions, prior), tf.reduce_mean(q, 0)
+        return self.align(q, step.predictions, prior), tf.reduce_mean(q, 0)
 
-    def _align(self, q: tf.Tensor, predictions: tf.Tensor, prior: tf.Tensor | None = None) -> tf.Tensor:
+    def align(self, q: tf.Tensor, predictions: tf.Tensor, prior: tf.Tensor | None = None) -> tf.Tensor:
+        """The same, by an average of `predictions`, such as those that the model has now."""
         p_model = tf.reduce_mean(predictions, 0)
         prior = self.class_prior if prior is None else prior
         return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
-    # Credal sets.
-
-    def credal_set(self, q: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """Returns class y [N] and size alpha [N] of the sets {p : p(y) >= 1 - alpha} of predictions q and aligned a.
-
-        Both are [N, C]. None for methods that have no such sets.
-        """
-        del q, a
-        return None
-
     def credal_sets(self, images: tf.Tensor, q: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns class, alpha and aligned prediction for predictions q [N, C]; {} for methods without credal sets."""
-        a = q = tf.convert_to_tensor(q)
-        if self.uses_alignment:
-            a = self._align(q, self.predictions.value)
-        found = self.credal_set(q, a)
-        return {} if found is None else {"class": found[0], "alpha": found[1], "aligned": a}
+        """Returns the sets that the method would now learn from images, as it does in training; {} if it has none.
+
+        `class` y, `alpha` and the `aligned` prediction describe sets {p : p(y) >= 1 - alpha}; `possibility` [N, C] sets
+        of the members of `losses.project_possibility`.
+
+        Args:
+            images: [N, H, W, channels] float views.
+            q: their predictions [N, C] by the averaged model.
+        """
+        del images, q
+        return {}
 
     # Views.
 

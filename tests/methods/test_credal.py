@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from test_model import align, make, skew
 
 from cssl.cssl import CSSL
@@ -16,7 +17,7 @@ def test_credal_sets(reference, bound):
     p_model = skew(model)
     q = np.random.RandomState(0).dirichlet(np.full(10, 0.3), 40).astype(np.float32)
     a = align(q.astype(np.float64), p_model)
-    found = model.credal_sets(q)
+    found = tf.function(model.credal_sets)(tf.zeros([40, 16, 16, 3]), q)
     np.testing.assert_allclose(found["aligned"], a, rtol=1e-4, atol=1e-6)  # float32 against float64
     np.testing.assert_allclose(found["alpha"], np.clip(1 - a.max(1), bound, 1), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(found["class"], (q if reference == "raw" else a).argmax(1))
@@ -24,7 +25,7 @@ def test_credal_sets(reference, bound):
 
 
 def test_other_methods_have_none():
-    assert make(FixMatch).credal_sets(np.full((2, 10), 0.1, np.float32)) == {}
+    assert make(FixMatch).credal_sets(tf.zeros([2, 16, 16, 3]), np.full((2, 10), 0.1, np.float32)) == {}
 
 
 def test_what_a_run_stores(program, tmp_path):

@@ -203,21 +203,26 @@ def test_c2s2l_s_gradient_is_that_of_a_fixed_target():
     close(tape.gradient(loss, x)[0], (softmax(x.numpy()) - target)[0], rtol=0, atol=1e-5)
 
 
-def c2s2l_by_hand(model, views, weights, statistics):
-    """Loss from the passes' probabilities; scores from the calibration images."""
-    def predict(images, training):
-        found, _ = model.network.stateless_call(weights[0] if training is False else list(weights[1]), statistics,
-                                                images, training=training)
-        return softmax(found.numpy().astype(np.float64))
+def predict(model, images, weights, statistics, training):
+    found, _ = model.network.stateless_call(weights, statistics, images, training=training)
+    return softmax(found.numpy().astype(np.float64))
 
-    images = tf.cast(model.calibration_images, tf.float32) / 127.5 - 1
-    classes, p = model.calibration_classes, predict(images, False)
+
+def degrees_by_hand(model, images, weights, statistics):
+    """Possibility degrees, and the scores of the calibration images."""
+    calibration = tf.cast(model.calibration_images, tf.float32) / 127.5 - 1
+    classes, p = model.calibration_classes, predict(model, calibration, weights, statistics, False)
     score = np.array([[max(np.delete(row, k)) - row[k] for k in range(CLASSES)] for row in p])
     scores = score[np.arange(len(classes)), classes]
     pi = np.array([[(np.sum(scores >= max(np.delete(row, k)) - row[k] - 1e-7) + 1) / (len(scores) + 1)
-                    for k in range(CLASSES)] for row in predict(views["weak"], False)])
-    pi /= pi.max(-1, keepdims=True)
-    p = predict(np.concatenate([views["labeled"], views["strong"]]), True)
+                    for k in range(CLASSES)] for row in predict(model, images, weights, statistics, False)])
+    return pi / pi.max(-1, keepdims=True), scores
+
+
+def c2s2l_by_hand(model, views, weights, statistics):
+    """Loss from the passes' probabilities; scores from the calibration images."""
+    pi, scores = degrees_by_hand(model, views["weak"], weights[0], statistics)
+    p = predict(model, np.concatenate([views["labeled"], views["strong"]]), list(weights[1]), statistics, True)
 
     def kl(t, p):
         t, p = np.clip(t, 1e-5, 1), np.clip(p, 1e-5, 1)
@@ -257,6 +262,20 @@ def test_c2s2l_step():
     xe, xeu, _ = c2s2l_by_hand(model, views, (now, later), statistics)
     close(loss, xe + xeu, rtol=2e-4, atol=1e-5)
     close(new["snapshot_0"], now[0], rtol=0, atol=0)
+
+
+def test_c2s2l_credal_sets():
+    """In a graph; by the snapshot that the first update calibrated with, not by the weights that it made."""
+    model = make(C2S2L, residual_net)
+    views, sets = views_of(model, 0), tf.function(model.credal_sets)
+    images = views["weak"]
+    close(sets(images, model(images))["possibility"], np.ones((2 * BATCH, CLASSES)))  # not calibrated yet
+    state = model.update.read()
+    wanted, _ = degrees_by_hand(model, images, state.weights, state.statistics)
+    model.train_on_views(views)
+    found = sets(images, model(images))
+    assert set(found) == {"possibility"} and len(np.unique(wanted)) > 3
+    close(found["possibility"], wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("update", "due"), [(0, True), (1, False), (8, False), (9, True), (10, False), (19, True),

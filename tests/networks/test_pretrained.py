@@ -325,7 +325,7 @@ def test_all_random_layers_of_efficientnet_are_found():
 
 def test_all_kernels_decay():
     model = make(Supervised, tiny)
-    decayed = [v.name for i, v in enumerate(model.network.trainable_variables) if i in model.update.groups["all"].decayed]
+    decayed = [model.network.trainable_variables[i].name for i in model.update.groups["all"].decayed]
     assert decayed == ["kernel", "kernel", "depthwise_kernel", "pointwise_kernel", "kernel"]  # of the dense layer
     kernels = [v.numpy() for v in model.network.trainable_variables if len(v.shape) > 1]
     expected = sum(0.5 * np.sum(np.square(kernel, dtype=np.float64)) for kernel in kernels)
