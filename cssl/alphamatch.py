@@ -14,11 +14,11 @@ from libml.learn.step import LossOutput
 
 
 def powered_mean(log_p: tf.Tensor, weights: list[float], alpha: float) -> tf.Tensor:
-    """log g [N, C], g_k proportional to (sum_i w_i p_ik^(1 - alpha))^(1 / (1 - alpha)), of log p [views, N, C]."""
+    """log of (sum_i w_i p_ik^(1 - alpha))^(1 / (1 - alpha)) [N, C], of log p [views, N, C]."""
     if alpha == 1:
-        return tf.nn.log_softmax(tf.tensordot(weights, log_p, 1))
+        return tf.tensordot(weights, log_p, 1)
     log_weights = tf.reshape([math.log(w) if w else -math.inf for w in weights], [-1, 1, 1])
-    return tf.nn.log_softmax(tf.reduce_logsumexp(log_weights + (1 - alpha) * log_p, 0) / (1 - alpha))
+    return tf.reduce_logsumexp(log_weights + (1 - alpha) * log_p, 0) / (1 - alpha)
 
 
 class AlphaMatch(SSLModel):
@@ -30,6 +30,8 @@ class AlphaMatch(SSLModel):
         alpha: float = option(1.5, "alpha: of the divergence; the larger, the more the views must agree", low=0,
                               named=True)
         beta: float = option(0.5, "beta: share of the strong views", low=0, high=1, named=True)
+        target: str = option("normalized", "the target g is the powered mean of the views, normalised (Eq. 12), or not "
+                             "(literal: Algorithm 1 as printed)", choices=("normalized", "literal"))
         align: bool = option(False, "distribution alignment of the weak prediction within the target; for CIFAR-100")
 
     @classmethod
@@ -49,6 +51,8 @@ class AlphaMatch(SSLModel):
             fixed = tf.concat([tf.math.log(tf.maximum(aligned, 1e-20))[tf.newaxis], fixed[1:]], 0)
         weights = [1 - options.beta] + [options.beta / options.K] * options.K
         log_g = powered_mean(fixed, weights, options.alpha)
+        if options.target == "normalized":
+            log_g = tf.nn.log_softmax(log_g)
         divergences = [losses.alpha_divergence(log_g, view, options.alpha) for view in tf.unstack(log_p)]
         xeu = tf.reduce_mean(sum(w * d for w, d in zip(weights, divergences, strict=True)))
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))

@@ -53,6 +53,11 @@ class CoMatch(SSLModel):
                   "bank_q": (size, self.num_classes)}
         return {name: Equal(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
 
+    def over_mean(self, q: tf.Tensor, means: tf.Tensor) -> tf.Tensor:
+        """q over the mean of the last predictions, normalised [N, C]; the authors add nothing to either."""
+        a = tf.math.divide_no_nan(q, tf.reduce_sum(means, 0))
+        return a / tf.reduce_sum(a, 1, keepdims=True)
+
     def smoothed(self, a: tf.Tensor, z: tf.Tensor, step: Step) -> tf.Tensor:
         """alpha a + (1 - alpha) softmax(z bank_z / t) bank_q, once the memory is full and a batch old."""
         bank_z, bank_q = step.state["bank_z"], step.state["bank_q"]
@@ -76,7 +81,8 @@ class CoMatch(SSLModel):
         size = views["weak"].shape[0]
         z_x, z_w = tf.stop_gradient(z_x), tf.stop_gradient(z_w[:size])
         q = tf.stop_gradient(tf.nn.softmax(weak[:size]))
-        a, means = banks.align_with(step.state["means"], q, step)
+        means = banks.push_mean(step.state["means"], q, step)
+        a = self.over_mean(q, means)
         target = self.smoothed(a, z_w, step)
         mask = losses.confidence_mask(target, options.confidence)
         new = {"bank_z": (z_w, z_x), "bank_q": (a, tf.one_hot(views["label"], self.num_classes))}

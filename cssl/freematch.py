@@ -34,14 +34,15 @@ class FreeMatch(SSLModel):
         return {"tau": Equal(uniform[0]), "p": Equal(uniform), "h": Equal(uniform)}
 
     def averages(self, q: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
-        """tau, p and h with this batch."""
+        """tau, p and h with this batch; tau goes on from its bound."""
         batch = {"tau": tf.reduce_max(q, -1), "p": q, "h": tf.one_hot(tf.argmax(q, -1), self.num_classes)}
-        return {name: banks.running_mean(step.state[name], step.mean(tf.reduce_mean(values, 0)), self.options.momentum)
-                for name, values in batch.items()}
+        new = {name: banks.running_mean(step.state[name], step.mean(tf.reduce_mean(values, 0)), self.options.momentum)
+               for name, values in batch.items()}
+        return new | {"tau": tf.minimum(new["tau"], self.options.tau_max)}
 
     def thresholds(self, state: dict[str, tf.Tensor]) -> tf.Tensor:
         """tau p_k / max p [C]."""
-        return tf.minimum(state["tau"], self.options.tau_max) * state["p"] / tf.reduce_max(state["p"])
+        return state["tau"] * state["p"] / tf.reduce_max(state["p"])
 
     def fairness(self, strong: tf.Tensor, mask: tf.Tensor, state: dict[str, tf.Tensor], step: Step) -> tf.Tensor:
         """sum_k A_k log B_k, A from p / h, B from the same of the strong views that count."""

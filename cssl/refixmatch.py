@@ -17,13 +17,15 @@ class ReFixMatch(SSLModel):
 
     class Options(ThresholdOptions):
         T: float = option(0.5, "temperature of both sides of the divergence", above=0)
+        target: str = option("probabilities", "soft target: the softmax of q / T, as in the authors' code, or of the "
+                             "logits over T, which is sharper", choices=("probabilities", "logits"))
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """mask H(argmax q, p) + (1 - mask) KL(softmax(q / T) || softmax(strong / T)), for every image."""
+        """mask H(argmax q, p) + (1 - mask) KL(softmax(target / T) || softmax(strong / T)), for every image."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         mask = losses.confidence_mask(q, self.options.confidence)
-        # A softmax of probabilities, as the published code has it: softer than the softmax of logits would be.
-        soft = losses.kl_divergence(tf.nn.softmax(q / self.options.T), strong / self.options.T)
+        target = q if self.options.target == "probabilities" else tf.stop_gradient(weak)
+        soft = losses.kl_divergence(tf.nn.softmax(target / self.options.T), strong / self.options.T)
         loss = mask * losses.cross_entropy(strong, tf.argmax(q, -1)) + (1 - mask) * soft
         return UnlabeledLoss(loss, tf.ones_like(mask), {"monitors/confident": tf.reduce_mean(mask)})
 

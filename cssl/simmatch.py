@@ -69,7 +69,9 @@ class SimMatch(SSLModel):
         options = self.options
         (x, z_x), (weak, z_w), (strong, z_s) = self.forward_together(views, step, ("logits", "z"))
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        a, means = banks.align_with(step.state["means"], q, step)
+        means = banks.push_mean(step.state["means"], q, step)
+        total = tf.reduce_sum(means, 0)  # a new queue is all zeros: only proportions matter
+        a = losses.align(q, p_data=1 / self.num_classes, p_model=total / tf.reduce_sum(total))
         target, like = self.targets(a, tf.stop_gradient(z_w), step.state)
         ready = step.images_seen >= round(1024 * options.warmup_kimg)
         target = tf.where(ready, target, a)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from libml.lazy import tf
-from libml.learn import losses
 
 if TYPE_CHECKING:
-    from libml.learn.model import Step
+    from libml.learn.step import Step
 
 
 def running_mean(old: tf.Tensor, new: tf.Tensor, decay: float) -> tf.Tensor:
@@ -38,11 +37,6 @@ def normalized_rows(shape: tuple[int, int], seed: int) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def align_with(queue: tf.Tensor, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns q [N, C] over the mean of a queue of batch means, normalised, and the queue; it has this batch's mean.
-
-    Zeros fill a new queue [length, C]: only the proportions of its mean matter.
-    """
-    queue = push(queue, step.mean(tf.reduce_mean(q, 0))[tf.newaxis])
-    total = tf.reduce_sum(queue, 0)
-    return losses.align(q, p_data=1 / q.shape[-1], p_model=total / tf.reduce_sum(total)), queue
+def push_mean(queue: tf.Tensor, q: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns a queue [length, C] with the mean of this batch's predictions q [N, C], of all replicas, at its end."""
+    return push(queue, step.mean(tf.reduce_mean(q, 0))[tf.newaxis])

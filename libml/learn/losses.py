@@ -151,7 +151,8 @@ def possibility_loss(logits: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
 def alpha_divergence(log_u: tf.Tensor, log_v: tf.Tensor, alpha: float) -> tf.Tensor:
     """D_a(u || v) = (sum_k u_k^a v_k^(1 - a) - 1) / (a (a - 1)) [N] of log-distributions [N, C].
 
-    Its limits are KL(u || v) at a = 1 and KL(v || u) at a = 0 (Gong, Wang & Liu, "AlphaMatch", CVPR 2021).
+    Its limits are KL(u || v) at a = 1 and KL(v || u) at a = 0 (Gong, Wang & Liu, "AlphaMatch", CVPR 2021). If u does
+    not sum to 1, its sum stands for the 1.
     """
     log_u, log_v = _float(log_u), _float(log_v)
     if alpha == 1:

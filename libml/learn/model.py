@@ -64,6 +64,7 @@ class SSLModel(KerasModel):
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
     strong_labeled: Any = False  # whether labelled images train on strong views
     strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
+    weak_again = False  # whether as many unlabelled images as labelled ones have another weak view, views["weak_again"]
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     needs_float32 = False  # whether half precision would break it
@@ -276,7 +277,7 @@ class SSLModel(KerasModel):
     def make_views(self, batch: dict, updates: tf.Tensor | None = None, rates: tf.Tensor | None = None) -> dict:
         """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment.
 
-        labeled_strong too, for methods with `strong_labeled_too`. The variables tell the number of updates and
+        labeled_strong and weak_again too, where the class says so. The variables tell the number of updates and
         CTAugment's rates where they are not given.
         """
         augmenter = self.augmenter
@@ -293,9 +294,12 @@ class SSLModel(KerasModel):
         num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
         if num_weak:
             seeds = [fold_in(seed, WEAK)]
-            seeds += [fold_in(seeds[0], k) for k in range(1, num_weak)]
-            weak = [augmenter.weak(batch["unlabeled"], weak_seed) for weak_seed in seeds]
+            seeds += [fold_in(seeds[0], k) for k in range(1, num_weak + self.weak_again)]
+            weak = [augmenter.weak(batch["unlabeled"], weak_seed) for weak_seed in seeds[:num_weak]]
             views["weak"] = augment.to_float(tf.concat(weak, 0))
+            if self.weak_again:
+                again = batch["unlabeled"][:batch["labeled"].shape[0]]
+                views["weak_again"] = augment.to_float(augmenter.weak(again, seeds[-1]))
         if num_weak or num_strong:
             views["unlabeled_label"] = batch["unlabeled_label"]
         seeds, strong, probed = [fold_in(seed, STRONG + k) for k in range(num_strong)], [], None

@@ -314,6 +314,7 @@ def test_settings_of_its_authors():
     for dataset, weight in (("cifar10", 75), ("cifar100", 150), ("svhn", 250), ("stl10", 50)):
         config = parse(f"--dataset={dataset}.1@1000-1")
         assert config.values()["w_match"] == weight and ("w_match" in config.presets) == (dataset != "cifar10")
+        assert config.values()["warmup_pos"] == (500 if dataset == "stl10" else 50) / 1024
     assert parse("--dataset=svhn.1@1000-1", "--w_match=3").values()["w_match"] == 3
     assert config.values()["batch"] == 128 and config.values()["uratio"] == 1 and config.values()["wd"] == 0.02
     assert "svhn: w_match 250.0" in cli.help_text(EnAET)

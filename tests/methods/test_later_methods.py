@@ -27,11 +27,12 @@ from cssl.simmatch import SimMatch
 from cssl.softmatch import SoftMatch
 from cssl.uda import UDA
 from libml import data, networks
+from libml.augment import Augmenter, to_float
 from libml.config import RunConfig, ScaleOptions
 from libml.devices import distribute
 from libml.errors import UserError
 from libml.learn import banks, losses
-from libml.learn.step import Step
+from libml.learn.step import Step, fold_in
 
 SIX = dict(rtol=0, atol=2e-6)  # worked numbers are given to six digits; float32 adds as much
 LATER = (AdaMatch, AlphaMatch, C2S2L, CoMatch, Dash, FlexMatch, FreeMatch, ReFixMatch, ReRankMatch, SimMatch, SoftMatch)
@@ -388,6 +389,17 @@ def test_freematch_thresholds():
         close(frozen.thresholds(averages), wanted)
 
 
+def test_freematch_goes_on_from_its_bound():
+    """As in USB: an average that was bounded falls from the bound on, not from where it would have been."""
+    model = model_of(FreeMatch, momentum=.9, tau_max=.95)
+    step, wanted = step_of(model), 1 / 3
+    for confidence in [.99] * 60 + [.93] * 10:
+        step.state = model.averages(tf.constant([[confidence, 1 - confidence, 0]], tf.float32), step)
+        wanted = min(.9 * wanted + .1 * confidence, .95)
+    close(step.state["tau"], wanted)
+    close(wanted, .93 + .02 * .9 ** 10, rtol=1e-9)
+
+
 def test_freematch_fairness():
     model = model_of(FreeMatch)
     ps = np.array([[.7, .2, .1], [.3, .6, .1], [.2, .3, .5]])
@@ -587,13 +599,14 @@ def test_dash_measures_the_end_of_its_warm_up():
 
 # AlphaMatch.
 
-def alpha_loss(weak, strong, alpha, beta):
+def alpha_loss(weak, strong, alpha, beta, literal=False):
     """(g, loss, gradients of weak and strong logits)."""
     x = tf.Variable(logits([[weak]] + [[s] for s in strong]))
     weights = [1 - beta] + [beta / len(strong)] * len(strong)
     with tf.GradientTape() as tape:
         log_p = tf.nn.log_softmax(x)
         log_g = powered_mean(tf.stop_gradient(log_p), weights, alpha)
+        log_g = log_g if literal else tf.nn.log_softmax(log_g)
         loss = sum(w * losses.alpha_divergence(log_g, view, alpha)
                    for w, view in zip(weights, tf.unstack(log_p), strict=True))
     return np.exp(log_g)[0], loss.numpy()[0], tape.gradient(loss, x).numpy()[:, 0]
@@ -627,7 +640,7 @@ def test_alphamatch_needs_no_gradient_of_its_target():
     x = tf.Variable(logits([[ONE[0]], ONE[1]]))
     with tf.GradientTape() as tape:
         log_p = tf.nn.log_softmax(x)
-        log_g = powered_mean(log_p, [.5, .5], 1.5)
+        log_g = tf.nn.log_softmax(powered_mean(log_p, [.5, .5], 1.5))
         # The sum of u enters the divergence as 1: written out, so that it may vary.
         loss = sum(.5 * (tf.reduce_sum(tf.exp(1.5 * log_g - .5 * view)) - 1) / .75 for view in tf.unstack(log_p))
     close(tape.gradient(loss, x)[:, 0], alpha_loss(*ONE, 1.5, .5)[2])
@@ -641,10 +654,18 @@ def test_alpha_divergence():
     close(losses.alpha_divergence(u, v, .9999), .0851228, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("align", [False, True])
-def test_alphamatch_step(align):
+@pytest.mark.parametrize(("e", "normalized", "literal"), [
+    (1e-2, 1.17, .020), (1e-4, 11.8, 2.6e-4), (1e-6, 118, 2.7e-6)])
+def test_alphamatch_s_two_targets_part_where_views_do(e, normalized, literal):
+    """Weak and strong view are sure of different classes: the largest gradients, to the digits that are known."""
+    found = [np.abs(alpha_loss([1 - e, e], [[e, 1 - e]], 1.5, .5, form)[2]).max() for form in (False, True)]
+    close(found, [normalized, literal], rtol=.03)
+
+
+@pytest.mark.parametrize(("align", "target"), [(False, "normalized"), (True, "normalized"), (True, "literal")])
+def test_alphamatch_step(align, target):
     model = make(AlphaMatch, residual_net)
-    model.options = dataclasses.replace(model.options, align=align, K=2)
+    model.options = dataclasses.replace(model.options, align=align, target=target, K=2)
     views = views_of(model, 0)
     step = step_of(model)
     step.predictions = tf.constant(np.random.RandomState(0).dirichlet(np.ones(CLASSES), 128), tf.float32)
@@ -655,8 +676,8 @@ def test_alphamatch_step(align):
     a = weak / (step.predictions.numpy().mean(0) + 1e-6) if align else weak
     a = a / a.sum(-1, keepdims=True)
     g = (.5 * a ** -.5 + .25 * strong[0] ** -.5 + .25 * strong[1] ** -.5) ** -2
-    g /= g.sum(-1, keepdims=True)
-    divergence = [(np.sum(g ** 1.5 * view ** -.5, -1) - 1) / .75 for view in (weak, *strong)]
+    g /= g.sum(-1, keepdims=True) if target == "normalized" else 1
+    divergence = [np.sum(g ** 1.5 * view ** -.5 - g, -1) / .75 for view in (weak, *strong)]
     close(scalars["losses/xeu"], np.mean(.5 * divergence[0] + .25 * divergence[1] + .25 * divergence[2]), rtol=1e-3,
           atol=1e-6)
 
@@ -666,7 +687,6 @@ def test_alphamatch_step(align):
 Q = np.array([[.7, .2, .1], [.1, .6, .3]])
 A = [[.636364, .181818, .181818], [.076923, .461538, .461538]]
 T = [[.660807, .175557, .163636], [.071029, .513586, .415385]]
-CO = dict(rtol=0, atol=4e-6)  # 1e-6 in the alignment, relative to means of 0.2
 
 
 def comatch(**options):
@@ -674,32 +694,39 @@ def comatch(**options):
 
 
 def test_comatch_alignment():
+    """Over the plain mean, as the authors have it: 1e-6 more would change a rare class by 0.2 %."""
     model = comatch()
     step = step_of(model)
-    a, queue = banks.align_with(step.state["means"], tf.constant(Q, tf.float32), step)
-    close(a, A, **CO)
+    queue = banks.push_mean(step.state["means"], tf.constant(Q, tf.float32), step)
+    close(model.over_mean(tf.constant(Q, tf.float32), queue), A)
     close(queue[-1], [.4, .4, .2])
     assert not np.any(queue[:-1]) and queue.shape == (32, 3)
+    rare = np.array([[.9989, .001, .0001], [.5, .4989, .0011]])
+    queue = banks.push_mean(step.state["means"], tf.constant(rare, tf.float32), step)
+    a = rare / rare.mean(0)
+    close(model.over_mean(tf.constant(rare, tf.float32), queue), a / a.sum(1, keepdims=True), rtol=1e-6)
+    nobody = tf.constant(Q * [1, 1, 0], tf.float32)  # predicts the last class, to as many digits as there are
+    a = model.over_mean(nobody, banks.push_mean(step.state["means"], nobody, step))
+    close(a, [[7 / 9, 2 / 9, 0], [1 / 7, 6 / 7, 0]])
 
 
 def test_comatch_smooths_once_the_memory_is_full():
     model = comatch()
     bank = dict(bank_z=[[1, 0], [.6, .8]], bank_q=[[1, 0, 0], [0, 1, 0]])
     a, z = tf.constant(A), tf.eye(2)
-    close(model.smoothed(a, z, step_of(model, 2, **bank)), T, **CO)
-    close(model.smoothed(a, z, step_of(model, 1, **bank)), A, **CO)  # the memory is not a batch old
-    close(model.smoothed(a, z, step_of(model, 2)), A, **CO)  # nor full
-    close(model_of(CoMatch, low_dim=2, alpha=1.0, queue_batch=1, batch=1).smoothed(a, z, step_of(model, 2, **bank)), A,
-          **CO)
+    close(model.smoothed(a, z, step_of(model, 2, **bank)), T)
+    close(model.smoothed(a, z, step_of(model, 1, **bank)), A)  # the memory is not a batch old
+    close(model.smoothed(a, z, step_of(model, 2)), A)  # nor full
+    close(model_of(CoMatch, low_dim=2, alpha=1.0, queue_batch=1, batch=1).smoothed(a, z, step_of(model, 2, **bank)), A)
     close((T @ np.transpose(T))[0, 1], .205072)
 
 
 def test_comatch_contrastive_loss():
     z0, z1 = tf.constant([[1, 0], [.8, .6]]), tf.constant([[.6, .8], [1, 0]])
     close(tf.nn.softmax(tf.matmul(z0, z1, transpose_b=True) / .2), [[.119203, .880797], [.689974, .310026]])
-    close(comatch(contrast_th=.2).contrastive(tf.constant(T), z0, z1), [1.786579, 1.034961], **CO)
+    close(comatch(contrast_th=.2).contrastive(tf.constant(T), z0, z1), [1.786579, 1.034961])
     # No neighbours: SimCLR's one-sided loss.
-    close(comatch(contrast_th=.8).contrastive(tf.constant(T), z0, z1), [2.126927, 1.171100], **CO)
+    close(comatch(contrast_th=.8).contrastive(tf.constant(T), z0, z1), [2.126927, 1.171100])
 
 
 def test_comatch_without_extras_is_uda_with_soft_targets():
@@ -812,10 +839,10 @@ def test_crmatch():
     step = Step(model, SEED, model.update.read())
     total, scalars, *_ = model.compute_losses(views, step)
     moved = step.new_statistics
-    first, second = np.split(views["weak"].numpy(), 2)
+    together = [views[name] for name in ("labeled", "weak", "strong")]
     step = Step(model, SEED, model.update.read())
-    found = step.forward(tf.concat([views["labeled"], first, views["strong"]], 0), outputs=("logits", "map"))
-    (x, weak, strong), (_, map_weak, map_strong) = (np.split(values.numpy(), [BATCH, BATCH + len(first)])
+    found = step.forward(tf.concat(together, 0), outputs=("logits", "map"))
+    (x, weak, strong), (_, map_weak, map_strong) = (np.split(values.numpy(), [BATCH, BATCH + len(views["weak"])])
                                                     for values in found)
     for ours, theirs in zip(moved, step.new_statistics, strict=True):  # the turned images move none
         np.testing.assert_array_equal(ours, theirs)
@@ -829,7 +856,7 @@ def test_crmatch():
     xe = -np.log(softmax(x)[np.arange(BATCH), views["label"]]).mean()
     xeu = np.mean(mask * -np.log(softmax(strong)[np.arange(len(q)), q.argmax(1)]))
     distance = np.mean(mask * np.maximum(cosine, 0))
-    turned = np.concatenate([np.rot90(second[:BATCH], k, (1, 2)) for k in range(4)])
+    turned = np.concatenate([np.rot90(views["weak_again"], k, (1, 2)) for k in range(4)])
     embedding, = step.forward(tf.constant(turned), outputs=("embedding",), update_statistics=False)
     head = model.network.heads["rotation"]
     hidden = np.maximum(embedding.numpy() @ head.hidden.kernel.numpy() + head.hidden.bias.numpy(), 0)
@@ -844,6 +871,34 @@ def test_crmatch():
         close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_crmatch_makes_only_the_views_it_uses():
+    """The first weak views are FixMatch's; those to turn are others, of the first images alone."""
+    images = np.random.RandomState(0).randint(0, 256, (3 * BATCH, *SHAPE)).astype(np.uint8)
+    batch = {"labeled": images[:BATCH], "label": tf.range(BATCH), "unlabeled": images[BATCH:],
+             "unlabeled_label": tf.zeros(2 * BATCH, tf.int32)}
+    found = []
+    for method in (CRMatch, FixMatch):
+        augmenter = Augmenter("d.d.x", image_shape=SHAPE, mirror=True, shift=2, jit_compile=False)
+        found.append(make(method, residual_net, augmenter=augmenter).make_views(batch))
+    ours, theirs = found
+    again = ours.pop("weak_again")
+    assert ours.keys() == theirs.keys()
+    for name, views in theirs.items():
+        np.testing.assert_array_equal(ours[name], views)
+    seed = fold_in(fold_in(make(CRMatch, residual_net).step_seed(tf.constant(0, tf.int64)), 1), 2)
+    wanted = augmenter.weak(images[BATCH:], fold_in(seed, 1))[:BATCH]
+    np.testing.assert_array_equal(again, to_float(wanted))
+    assert np.any(again != ours["weak"][:BATCH])
+
+
+@pytest.mark.parametrize(("filters", "channels"), [(32, 128), (128, 512), (8, 32)])
+def test_crmatch_s_vector_is_as_long_as_the_map_has_channels(filters, channels):
+    """USB's num_features: 128 for WRN-28-2, 512 for WRN-28-8."""
+    network = networks.build("resnet", num_classes=CLASSES, image_shape=(32, 32, 3), filters=filters, repeat=1, seed=1)
+    dense = CRMatch(network, CLASSES).network.heads["vector"].dense
+    assert dense.kernel.shape == (8 * 8 * channels, channels)
+
+
 def test_crmatch_needs_a_feature_map():
     with pytest.raises(UserError, match="has no feature map for the head map_vector"):
         make(CRMatch, PlainEmbedding)
@@ -855,8 +910,7 @@ def test_crmatch_without_its_terms_is_fixmatch():
     theirs.options = dataclasses.replace(theirs.options, confidence=.2)
     views = views_of(ours, 3)
     found = ours.compute_losses(views, Step(ours, SEED, ours.update.read()))[0]
-    wanted = theirs.compute_losses({**views, "weak": tf.split(views["weak"], 2)[0]},
-                                   Step(theirs, SEED, theirs.update.read()))[0]
+    wanted = theirs.compute_losses(views, Step(theirs, SEED, theirs.update.read()))[0]
     close(found, wanted, rtol=1e-6)
 
 
@@ -932,6 +986,10 @@ def test_refixmatch():
     close(u[0], [.521732, .286333, .191935])
     loss, mask, *_ = model.unlabeled_loss(logits(q), s, {}, step_of(model))
     close(loss, [.181745, -np.log(softmax(s.numpy()))[1, 0]])
+    close(mask, [1, 1])
+    loss, mask, *_ = model_of(ReFixMatch, target="logits").unlabeled_loss(logits(q), s, {}, step_of(model))
+    u, p = q[0] ** 2 / np.sum(q[0] ** 2), softmax(s.numpy() / .5)[0]
+    close(loss, [np.sum(u * np.log(u / p)), -np.log(softmax(s.numpy()))[1, 0]])
     close(mask, [1, 1])
 
 
@@ -1075,7 +1133,7 @@ def test_float16_trains_and_keeps_state_when_it_overflows(method):
 def test_methods_that_communicate_say_so():
     for name, module in cssl.methods().items():
         source = (ROOT / "cssl" / f"{module}.py").read_text(encoding="utf-8")
-        talks = any(call in source for call in ("step.gather(", "step.mean(", "banks.align_with("))
+        talks = any(call in source for call in ("step.gather(", "step.mean(", "banks.push_mean("))
         assert cssl.method(name).communicates == talks, name
 
 
@@ -1114,7 +1172,8 @@ DEFAULTS = {
     Dash: dict(C=1.0001, gamma=1.27, rho_min=.05, T=.5, warmup_kimg=128, decay_kimg=640),
     SimMatch: dict(confidence=.95, temperature=.1, alpha=.9, w_in=1, bank_momentum=.7, warmup_kimg=64),
     CoMatch: dict(confidence=.95, alpha=.9, temperature=.2, contrast_th=.8, queue_batch=5, low_dim=64, wc=1),
-    AlphaMatch: dict(alpha=1.5, beta=.5, K=1, align=False), ReFixMatch: dict(confidence=.95, T=.5),
+    AlphaMatch: dict(alpha=1.5, beta=.5, K=1, align=False, target="normalized"),
+    ReFixMatch: dict(confidence=.95, T=.5, target="probabilities"),
     CRMatch: dict(confidence=.95, w_distance=1, w_rot=1),
     ReRankMatch: dict(confidence=.95, w_rank=1, margin=.5, rank_on="embedding"),
     C2S2L: dict(calibration=.25, score="diff", gamma=.1, refresh=10, normalize="all")}

@@ -103,6 +103,8 @@ def views_of(model, seed):
              for name, n in sizes.items() if n}
     if model.strong_labeled_too:
         views["labeled_strong"] = views["labeled"] + 0.1
+    if model.weak_again:
+        views["weak_again"] = views["weak"][:BATCH] - 0.1
     positions = np.random.RandomState(seed // 10).permutation(40).astype(np.int32)[seed % 10 * 2 * BATCH:][:2 * BATCH]
     return views | {"label": tf.constant(generator.randint(0, CLASSES, BATCH), tf.int32),
                     "labeled_index": tf.constant(generator.randint(0, 12, BATCH), tf.int32),
