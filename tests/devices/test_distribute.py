@@ -258,13 +258,13 @@ def small_trainer(replicas, digits, folder, steps):
 @pytest.mark.slow
 def test_a_run_continues_with_another_number_of_replicas(digits, tmp_path):
     first = small_trainer(2, digits, tmp_path, steps=2)
-    first.run()
+    first.train()
     second = small_trainer(1, digits, tmp_path, steps=4)
     assert second.restore() == 2
     assert second.model.fingerprint() == first.model.fingerprint()
-    second.run()
+    second.train()
     third = small_trainer(4, digits, tmp_path, steps=6)
-    third.run()
+    third.train()
     assert int(third.model.updates.numpy()) == 6
     for name, values in state(third.model, third.strategy).items():
         for value in values:

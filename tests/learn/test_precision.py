@@ -148,7 +148,7 @@ def test_what_xla_cannot_compile_runs_without(method, compiles, tmp_path, capsys
     model = make_model(method=method, jit=True, augmenter=augmenter, classes=10, size=16)
     config = RunConfig.of(method, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=2)
     Run(tmp_path).claim(config, {})
-    Trainer(model, load("digits.1@40-1", tmp_path), config, Run(tmp_path), tf.distribute.get_strategy()).run()
+    Trainer(model, load("digits.1@40-1", tmp_path), config, Run(tmp_path), tf.distribute.get_strategy()).train()
     assert int(model.updates.numpy()) == 2
     assert ("warning: XLA cannot compile" in capsys.readouterr().out) != compiles
     assert model.jit == compiles
