@@ -4,8 +4,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from libml.networks.custom import check_network
 
 if TYPE_CHECKING:
     from libml.augment import Augmenter
+    from libml.data import SSLData
+    from libml.results.predict import Predictions
 
     Scalars = dict[str, tf.Tensor]
 
@@ -363,6 +366,22 @@ class SSLModel(KerasModel):
         return self.infer(augment.to_float(images) if images.dtype == "uint8" else images)
 
     # State.
+
+    def predict_files(self, images: str | Path | Iterable[str | Path], data: SSLData, *, credal: bool = False,
+                      ) -> Predictions:
+        """Classifies image files, as `Run.predict`; `data` names the classes and calibrates conformal sets."""
+        from libml.results import predict
+
+        classifier = predict.Classifier.of_model(self, data.class_names, lambda: data)
+        return predict.predict(classifier, predict.find_files(images), credal=credal)
+
+    def export(self, folder: str | Path, data: SSLData, *, temperature: float | None = None, onnx: bool = False,
+               force: bool = False) -> dict:
+        """Writes the averaged weights, calibrated on `data`, for programs that have TensorFlow alone: `Run.export`."""
+        from libml.results import export
+
+        return export.export(self, data.class_names, lambda: data, Path(folder), temperature=temperature, onnx=onnx,
+                             origin={"method": type(self).__name__, "dataset": data.name}, force=force)
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns everything that the rest of a training run depends on, as trackable objects."""

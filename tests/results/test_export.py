@@ -227,6 +227,22 @@ def test_two_exports_into_one_new_folder(shipped, tmp_path, monkeypatch):
     assert json.loads((target / "export.json").read_text())["temperature"] == 2
 
 
+def test_what_fit_trained_predicts_files_and_is_exported(shipped, tmp_path):
+    run = cssl.open(shipped.run)
+    model, data = run.model, run.data
+    weights = [v.numpy() for v in model.network.trainable_variables]
+    ours = model.predict_files(shipped.images / "test", data, credal=True)
+    theirs = run.predict(shipped.images / "test", credal=True)
+    assert ours.classes == theirs.classes and ours.files == theirs.files
+    np.testing.assert_array_equal(ours.credal["alpha"], theirs.credal["alpha"])
+    described = model.export(tmp_path / "model", data)
+    assert described["method"] == "CSSL" and described["calibration"].endswith("fitted on 60 validation images")
+    again = cssl.open_export(tmp_path / "model").predict(shipped.images / "test")
+    np.testing.assert_array_equal(again.logits, ours.logits)
+    for variable, before in zip(model.network.trainable_variables, weights, strict=True):
+        np.testing.assert_array_equal(variable, before)  # training may go on
+
+
 def test_a_difference_is_not_written(shipped, tmp_path, monkeypatch):
     real = export.plain_model
     monkeypatch.setattr(export, "plain_model", lambda model, shape, temperature: real(model, shape, 5 * temperature))

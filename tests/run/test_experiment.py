@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -21,7 +22,7 @@ from libml.data import sources
 from libml.data.names import DATASETS, Dataset
 from libml.errors import UserError
 from libml.learn import losses
-from libml.learn.step import UnlabeledLoss
+from libml.learn.step import LossOutput, UnlabeledLoss
 from libml.results.metrics import METRICS, Metric
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -208,6 +209,27 @@ def test_a_run_of_an_older_version_is_continued_evaluated_and_tabulated(commit, 
         assert new["losses/total"] == pytest.approx(old["losses/total"], rel=0 if same_machine else 2e-2)
     assert "digits, 40 labels, error %" in invoke("table", tmp_path).stdout
     assert "24 updates" in program(CSSL, f"--eval_ckpt={run}").stdout
+
+
+def test_a_method_need_not_log_a_labelled_loss(tmp_path):
+    class Silent(SSLModel):
+        """Logs nothing of its own."""
+
+        uses_unlabeled = False
+
+        def compute_losses(self, views, step):
+            return LossOutput(self.labeled_cross_entropy(views, step), {})
+
+    config = RunConfig.of(Silent, **{**TINY, "uratio": 1}, train_steps=8, train_dir=str(tmp_path))
+    run = train(config)
+    assert "losses/xe" not in run.reports[-1]
+    assert f"total {run.reports[-1]['losses/total']:.4f}" in run.log_file.read_text()
+
+
+def test_a_platform_without_hangup_signals_trains(tmp_path, monkeypatch, program):
+    monkeypatch.delattr(signal, "SIGHUP")  # as on Windows
+    flags = [f"--{name}={value}" for name, value in TINY.items()]
+    assert "Finished after 1 updates" in program(CSSL, *flags, "--train_steps=1", f"--train_dir={tmp_path}").stdout
 
 
 def test_import_is_cheap_and_clean():
