@@ -264,7 +264,7 @@ def write_finished(job):
     config = job.config()
     folder = Run(config.folder())
     folder.claim(config, {"commit": "0123abc", "machine": "a CPU", "started": "2026-01-01 00:00:00"})
-    with folder.lock():
+    with folder.lock.hold():
         folder.add_report({"step": int(config.training.train_kimg * 1024), "accuracy": 91.0, "ece": 0.1, "nll": 0.5})
 
 
