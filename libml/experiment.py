@@ -60,11 +60,7 @@ def divided(config: RunConfig, data: SSLData) -> SSLData:
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
     """Returns what the model of a run has to know of its data, as `divided` divides it."""
-    statistics = None
-    if config.data.whiten:
-        pixels = np.asarray(data.images[data.unlabeled[:50_000]], np.float32) / 127.5 - 1
-        statistics = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
-    return DataFacts.of(data, statistics)
+    return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
 
 
 def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
@@ -190,6 +186,9 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
         memory.check(config, data.image_shape, processes, available, model.network)
     if network is not None or strong is not None:
         config = custom.describe(config, model, network, strong)
+    run = Run(config.folder())
+    if config.data.whiten and run.checkpoints() and run.facts_file.exists():  # another version computed other ones
+        model.image_statistics = run.facts.image_statistics
     return config, data, model
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
+WHITENED, CHUNK = 50_000, 256  # images that whitening looks at, and how many at a time
 VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of own labelled images, for validation, where every class has so many
 
 
@@ -101,6 +102,20 @@ class SSLData:
         options = model.options
         return batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0, seed=model.seed,
                        start_step=int(model.updates.numpy()))
+
+    def image_statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns float32 mean and standard deviation per channel, in [-1, 1], of the first unlabelled images.
+
+        Counts of the 256 levels are exact; sums of floats would stop growing after some millions of pixels.
+        """
+        chosen, counts = self.unlabeled[:WHITENED], np.zeros((3, 256), np.int64)
+        for start in range(0, len(chosen), CHUNK):
+            pixels = self.images[chosen[start:start + CHUNK]].reshape(-1, 3)
+            counts += [np.bincount(channel, minlength=256) for channel in pixels.T]
+        shares, levels = counts / counts.sum(1, keepdims=True), np.arange(256) / 127.5 - 1
+        mean = shares @ levels
+        deviation = np.sqrt((shares * (levels - mean[:, None]) ** 2).sum(1))
+        return mean.astype(np.float32), deviation.astype(np.float32)
 
     def held_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns validation images and labels that nothing was trained on: the published splits let both sets meet."""

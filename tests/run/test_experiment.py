@@ -77,6 +77,19 @@ def test_arrays_are_trained_on_and_found_by_the_tables(tmp_path):
     assert stored.with_data(data) == stored  # nothing falls back to a default
 
 
+@pytest.mark.slow
+def test_a_continued_run_keeps_its_statistics(tmp_path):
+    """A version before computed others: they stay, for whitening and in data.json."""
+    config = RunConfig.of(CSSL, **TINY, whiten=True, train_kimg=1.0, schedule_kimg=1.0, train_dir=str(tmp_path))
+    first = train(config.replace(train_kimg=0.0625))
+    file = first.facts_file
+    facts = json.loads(file.read_text()) | {"image_statistics": [[0.25, 0.5, 0.75], [1.5, 1.25, 2.0]]}
+    file.write_text(json.dumps(facts))
+    second = train(config.replace(train_kimg=0.125))
+    np.testing.assert_array_equal(second.model.image_statistics, [[0.25, 0.5, 0.75], [1.5, 1.25, 2.0]])
+    assert json.loads(file.read_text()) == facts
+
+
 def test_the_same_images_from_python_have_the_same_folder():
     config = RunConfig.of(CSSL, dataset="digits.1@40-1")
     assert config.with_data(cssl.load("digits.1@40-1", "")).folder() == config.folder()
