@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from libml.lazy import exports
 
-_NAMES = {"sets": ("DEFAULT_DATA_DIR", "DataFacts", "SSLData", "from_arrays", "from_csv", "from_folder", "hold_out",
-                   "load", "make_split"),
+_NAMES = {"sets": ("DEFAULT_DATA_DIR", "DataFacts", "SSLData", "Subset", "from_arrays", "from_csv", "from_folder",
+                   "hold_out", "load", "make_split"),
           "batching": ("batches", "check_batch", "stream_indices")}
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         DEFAULT_DATA_DIR,
         DataFacts,
         SSLData,
+        Subset,
         from_arrays,
         from_csv,
         from_folder,

@@ -25,6 +25,20 @@ VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of own labelled images, for validation, 
 
 
 @dataclass(frozen=True)
+class Subset:
+    """Some images of an array, which may be large: read when a slice of them is asked for."""
+
+    images: np.ndarray
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return np.asarray(self.images[self.indices[part]])
+
+
+@dataclass(frozen=True)
 class SSLData:
     """A dataset with its labelled, unlabelled, validation and test parts.
 
@@ -123,13 +137,14 @@ class SSLData:
         chosen = chosen[self.labels[chosen] >= 0]
         return self.images[chosen], self.labels[chosen]
 
-    def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray | Subset, np.ndarray]]:
         """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
         first = np.s_[:max_labeled]
-        found = {"train_labeled": (self.images[self.labeled[first]], self.labeled_classes[first]),
-                 "valid": (self.images[self.valid], self.labels[self.valid]),
-                 "test": (self.test_images, self.test_labels)}
-        return {name: pair for name, pair in found.items() if len(pair[1])}
+        sets: dict[str, tuple[np.ndarray | Subset, np.ndarray]] = {
+            "train_labeled": (Subset(self.images, self.labeled[first]), self.labeled_classes[first]),
+            "valid": (Subset(self.images, self.valid), self.labels[self.valid]),
+            "test": (self.test_images, self.test_labels)}
+        return {name: pair for name, pair in sets.items() if len(pair[1])}
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Evaluation: class probabilities of the averaged and the raw model, and their scores on all sets of a dataset."""
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from libml.augment.augmenter import to_float
-from libml.data import SSLData
+from libml.data import SSLData, Subset
 from libml.errors import printable
 from libml.learn.model import SSLModel
 from libml.results import metrics
@@ -14,8 +14,16 @@ MAX_CLASSES = 20  # that a table of scores lists
 SMALL_PIXELS = 2 ** 17  # in a batch: 512 images of 16x16
 
 
+def _chunks(parts: Sequence[np.ndarray | Subset], size: int) -> Iterator[np.ndarray]:
+    """Yields the images of all parts in their order, `size` at a time: of two parts, where one ends between."""
+    ends = np.cumsum([len(part) for part in parts])
+    for start in range(0, ends[-1], size):
+        yield np.concatenate([part[max(0, start - first):max(0, start - first + size)]
+                              for part, first in zip(parts, [0, *ends], strict=False)])
+
+
 class Evaluator:
-    """Class probabilities of the averaged and the raw model for arrays of images, spread over all replicas.
+    """Class probabilities of the averaged and the raw model for images, spread over all replicas.
 
     Args:
         model: whose.
@@ -43,29 +51,27 @@ class Evaluator:
         self._run = run
         self._traced: dict[tuple, Callable] = {}  # by whether the raw model is asked, too, and by image shape
 
-    def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the probabilities [N, classes] of the averaged and of the raw model."""
-        both = self._predictions(images, raw=True)
+    def __call__(self, *parts: np.ndarray | Subset) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the probabilities [N, classes] of the averaged and of the raw model for the images of all parts."""
+        both = self._predictions(parts, raw=True)
         return both[:, 0], both[:, 1]
 
     def averaged(self, images: np.ndarray) -> np.ndarray:
         """Returns the probabilities [N, classes] of the averaged model alone."""
-        return self._predictions(images, raw=False)[:, 0]
+        return self._predictions([images], raw=False)[:, 0]
 
-    def _predictions(self, images: np.ndarray, raw: bool) -> np.ndarray:
-        replicas = self.strategy.num_replicas_in_sync
-        size = (self.batch or max(256, SMALL_PIXELS // (images.shape[1] * images.shape[2]))) * replicas
-        chunks = []
-        if (raw, images.shape[1:]) not in self._traced:  # once, for any number of images
-            spec = tf.TensorSpec([size if replicas > 1 else None, *images.shape[1:]], tf.uint8)
-            self._traced[raw, images.shape[1:]] = tf.function(lambda chunk: self._run(chunk, raw), [spec],
-                                                              autograph=False)
-        for start in range(0, len(images), size):
-            chunk = np.asarray(images[start:start + size])
+    def _predictions(self, parts: Sequence[np.ndarray | Subset], raw: bool) -> np.ndarray:
+        replicas, shape = self.strategy.num_replicas_in_sync, parts[0][:1].shape[1:]
+        size = (self.batch or max(256, SMALL_PIXELS // (shape[0] * shape[1]))) * replicas
+        if (raw, shape) not in self._traced:  # once, for any number of images
+            spec = tf.TensorSpec([size if replicas > 1 else None, *shape], tf.uint8)
+            self._traced[raw, shape] = tf.function(lambda chunk: self._run(chunk, raw), [spec], autograph=False)
+        predictions = []
+        for chunk in _chunks(parts, size):
             if replicas > 1:  # all get as many
-                chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *chunk.shape[1:]), np.uint8)])
-            chunks.append(self._traced[raw, images.shape[1:]](tf.constant(chunk)).numpy())
-        return np.concatenate(chunks)[:len(images)]
+                chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *shape), np.uint8)])
+            predictions.append(self._traced[raw, shape](tf.constant(chunk)).numpy())
+        return np.concatenate(predictions)[:sum(map(len, parts))]
 
 
 def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float], np.ndarray]:
@@ -75,9 +81,8 @@ def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float],
         All metrics by tag; the averaged model's probabilities on the test set.
     """
     sets = data.evaluated()
-    arrays = [images for images, _ in sets.values()]
-    ends = np.cumsum([len(array) for array in arrays])[:-1]
-    both = [np.split(p, ends) for p in evaluator(np.concatenate(arrays))]
+    ends = np.cumsum([len(labels) for _, labels in sets.values()])[:-1]
+    both = [np.split(p, ends) for p in evaluator(*(images for images, _ in sets.values()))]
     scores: dict[str, float] = {}
     for i, (name, (_, labels)) in enumerate(sets.items()):
         for prefix, probabilities in zip(("", "/raw"), both, strict=True):
