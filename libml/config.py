@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from libml.data import SSLData
     from libml.learn.model import SSLModel
 
-CIRCUMSTANCE: dict[str, Any] = dict(named=False, fixed=False, row=False)  # where and how, not what is computed
+HOUSEKEEPING: dict[str, Any] = dict(named=False, fixed=False, row=False)  # of options that change no result
 MAX_KIMG = 1e12
 MAX_NAME = 250  # characters of a folder's name
 
@@ -65,15 +66,15 @@ class DataOptions:
 
     dataset: str = option("cifar10.1@4000-5000", f"dataset name: {GRAMMAR}", named=False, row=False)
     data_dir: str = option("", "folder of the TFDS datasets; default $ML_DATA, else what TFDS uses", local=True,
-                           **CIRCUMSTANCE)
-    train_dir: str = option("./experiments", "folder for runs", local=True, **CIRCUMSTANCE)
-    rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **CIRCUMSTANCE)
+                           **HOUSEKEEPING)
+    train_dir: str = option("./experiments", "folder for runs", local=True, **HOUSEKEEPING)
+    rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **HOUSEKEEPING)
     image_size: int = option(32, "side to which own images (folders, CSV files) are resized; with --arch=keras:NAME "
                              "that of the network's input, for any images", low=8, high=4096)
     mirror: bool = option(True, "whether a mirrored image keeps its class, where the dataset does not say that it does "
                           "not; --nomirror for your own letters, digits, road signs")
     whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
-    eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **CIRCUMSTANCE)
+    eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **HOUSEKEEPING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +121,10 @@ class TrainOptions:
     report_kimg: float = option(64.0, "kimg between reports: evaluation and log", above=0, high=MAX_KIMG, named=False,
                                 row=False)
     save_kimg: float = option(64.0, "kimg between checkpoints, on the grid of the reports", above=0, high=MAX_KIMG,
-                              **CIRCUMSTANCE)
-    keep_ckpt: int = option(50, "how many checkpoints to keep", low=1, **CIRCUMSTANCE)
+                              **HOUSEKEEPING)
+    keep_ckpt: int = option(50, "how many checkpoints to keep", low=1, **HOUSEKEEPING)
     seed: int = option(0, "of initial weights, batches and augmentation (the split has its own, in the dataset's name)",
                        low=0, high=2 ** 62, row=False)
-
-    def updates(self, batch: int) -> int:
-        """The number of updates."""
-        return math.ceil(self.train_kimg * 1024 / batch)
-
-    def report_updates(self, batch: int) -> int:
-        """Updates between reports."""
-        return max(1, round(self.report_kimg * 1024 / batch))
-
-    def save_updates(self, batch: int) -> int:
-        """Updates between checkpoints, a multiple of those between reports."""
-        grid = self.report_updates(batch)
-        return max(1, round(self.save_kimg * 1024 / batch / grid)) * grid
-
-    @property
-    def total_images(self) -> float:
-        """The schedule's horizon in labelled images."""
-        return (self.schedule_kimg or self.train_kimg) * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +133,17 @@ class ScaleOptions:
 
     strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines "
                            "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
-                           choices=("auto", "one", "mirrored", "multiworker"), **CIRCUMSTANCE)
+                           choices=("auto", "one", "mirrored", "multiworker"), **HOUSEKEEPING)
     num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
-                              "devices (with multiworker always one)", low=0, high=1024, **CIRCUMSTANCE)
+                              "devices (with multiworker always one)", low=0, high=1024, **HOUSEKEEPING)
     mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
                                   choices=("off", "float16", "bfloat16"))
     jit: bool = option(False, "compile forward and backward pass with XLA")
     sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
     recompute: bool = option(False, "keep only the inputs of residual blocks for the backward pass and compute the "
-                             "rest again: less memory, more time", **CIRCUMSTANCE)
+                             "rest again: less memory, more time", **HOUSEKEEPING)
     deterministic: bool = option(False, "only operations that repeat bit by bit, also on GPUs (slower there)",
-                                 **CIRCUMSTANCE)
+                                 **HOUSEKEEPING)
 
 
 GROUPS: dict[str, type] = {"data": DataOptions, "network": NetworkOptions, "augmentation": AugmentOptions,
@@ -178,10 +161,14 @@ def schedule_length(values: dict) -> float | None:
     return values.get("schedule_kimg") or values.get("train_kimg")
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _short(path: Path) -> str:
     """A name for a path that may be long: two files of one name stay apart."""
     path = path.resolve()
-    return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return f"{path.name}-{_digest(str(path))}"
 
 
 def _is_utf8(text: str) -> bool:
@@ -217,22 +204,39 @@ def _checked(name: str, value: Any, field: Any) -> Any:
     return value
 
 
-def _check_names(method: type[SSLModel], fields: dict[str, dataclasses.Field], values: dict[str, Any]) -> None:
-    """Raises OptionError for a name that is no option of the method."""
+def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], values: dict[str, Any]) -> dict:
+    """Returns values by name in their options' types; OptionError for a bad one, or a name that is no option."""
     for name, value in values.items():
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise OptionError(f"{name}={value!r}: {method.__name__} has no such option"
                               f"{f'; did you mean {near[0]}?' if near else '.'}")
+    return {name: _checked(name, value, fields[name]) for name, value in values.items()}
 
 
 def make_options(method: type[SSLModel], options: Any, given: dict[str, Any]) -> Any:
     """Returns the options of a model, checked: an instance of the method's `Options`, or values by name."""
     if options is not None and given:
         raise UserError(f"Got options and also {', '.join(given)}: put them all into options, or leave that out.")
-    fields = describe(method.Options)
-    _check_names(method, fields, given)
-    return options or method.Options(**{name: _checked(name, value, fields[name]) for name, value in given.items()})
+    return options or method.Options(**_all_checked(method, describe(method.Options), given))
+
+
+def _presets(method: type[SSLModel], dataset: DatasetName, listing: files.Listing | None, given: dict[str, Any],
+             ) -> dict:
+    """Returns what suits method, images, network and dataset where the user says nothing; what comes later wins."""
+    arch, presets = given.get("arch", ""), dict(method.presets(dataset.labels))
+    network = applications.presets(arch, method, given) if applications.is_application(arch) else {}
+    if listing:
+        presets |= files.presets(listing, given.get("image_size", network.get("image_size")))
+    presets |= network
+    if "train_kimg" in presets:  # 64 reports, of which the last 20 make the result
+        part = (presets | given)["train_kimg"] / 64
+        presets |= {"report_kimg": part, "save_kimg": part, "keep_ckpt": 5, "warmup_kimg": part}
+    by_dataset = {**dataset.entry.presets, **method.dataset_presets(dataset.dataset)}
+    if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
+        by_dataset.pop("wd", None)
+    presets |= by_dataset
+    return {name: value for name, value in presets.items() if name in RunConfig.fields(method) and name not in given}
 
 
 @dataclass(frozen=True)
@@ -251,6 +255,8 @@ class RunConfig:
     scale: ScaleOptions
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # options that the user has set
     presets: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # options that a preset has set
+    # The files of a dataset that is a path alone, whose presets they decide: listed once, here, for `load` too.
+    listing: files.Listing | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
     def groups(cls, method: type[SSLModel]) -> dict[str, type]:
@@ -263,63 +269,48 @@ class RunConfig:
         return {name: field for group in cls.groups(method).values() for name, field in describe(group).items()}
 
     @classmethod
-    def of(cls, method: type[SSLModel], *, train_steps: int | None = None, **given: Any) -> RunConfig:
+    def of(cls, method: type[SSLModel], *, train_steps: int | None = None, listing: files.Listing | None = None,
+           **given: Any) -> RunConfig:
         """Makes a configuration: what is given, else presets of method and dataset, else defaults; all checked.
 
         Args:
             method: the class.
             train_steps: length in updates, instead of `train_kimg`.
+            listing: the files of a dataset that is a path alone, where they are known.
             **given: options by name.
         """
         fields = cls.fields(method)
-        _check_names(method, fields, given)
-        values = {name: _checked(name, given.get(name, field.default), field) for name, field in fields.items()}
+        defaults: dict[str, Any] = {name: field.default for name, field in fields.items()}
+        given = _all_checked(method, fields, given)
         if train_steps is not None and "train_kimg" in given:
             raise UserError("--train_steps and --train_kimg both say how long to train; give one of them.")
         if train_steps is not None and (type(train_steps) is not int or not 0 < train_steps < 2 ** 53):
             raise OptionError(f"train_steps={train_steps}: expected a positive number.")
-        dataset = parse_name(values["dataset"])
+        dataset = given.get("dataset", defaults["dataset"])
+        name = parse_name(dataset)
         if method.uses_all_labels:
-            dataset = dataclasses.replace(dataset, labels=None)
-            values["dataset"] = str(dataset)
-        by_dataset = {**dataset.entry.presets, **method.dataset_presets(dataset.dataset)}
-        if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
-            by_dataset.pop("wd", None)
-        suited = cls._suited(method, dataset, {name: values[name] for name in given}, train_steps)
-        presets = {name: value for name, value in {**method.presets(dataset.labels), **suited, **by_dataset}.items()
-                   if name in fields and name not in given}
-        values |= presets
+            name = dataclasses.replace(name, labels=None)
+            dataset = str(name)
+        if name.is_whole and listing is None:
+            listing = files.listing(files.expand("dataset", name.path), name.is_csv)
+        presets = _presets(method, name, listing, given)
         if train_steps is not None:
-            presets.pop("train_kimg", None)
-            values["train_kimg"] = _checked("train_kimg", train_steps * values["batch"] / 1024, fields["train_kimg"])
-            given = {**given, "train_kimg": values["train_kimg"]}
-        width = values["image_size"] if dataset.path or dataset.is_arrays else dataset.entry.width
+            given["train_kimg"] = train_steps * (defaults | presets | given)["batch"] / 1024
+            presets = _presets(method, name, listing, given)
+        values = defaults | presets | given | {"dataset": dataset}
+        width = values["image_size"] if name.path or name.is_arrays else name.entry.width
         values["scales"] = values["scales"] or applications.default_scales(width)
-        return cls._from_values(method, values, frozenset(given), frozenset(presets))
-
-    @staticmethod
-    def _suited(method: type[SSLModel], dataset: DatasetName, given: dict, train_steps: int | None) -> dict[str, Any]:
-        """Returns what suits own images whose name says nothing but where they are, and a ready network."""
-        arch, found = given.get("arch", ""), {}
-        if applications.is_application(arch):
-            found = applications.presets(arch, method, given)
-        if dataset.is_whole:
-            image_size = given.get("image_size", found.get("image_size"))
-            listing = files.listing(files.expand("dataset", dataset.path), dataset.is_csv)
-            found = files.presets(listing, image_size) | found
-        if "train_kimg" not in found:
-            return found
-        length = given.get("train_kimg", found["train_kimg"])
-        if train_steps is not None:
-            length = train_steps * given.get("batch", found["batch"]) / 1024
-        return found | files.grid(length)
+        return cls._build(method, values, given, presets, listing)
 
     @classmethod
-    def _from_values(cls, method: type[SSLModel], values: dict, given: frozenset[str] = frozenset(),
-                     presets: frozenset[str] = frozenset()) -> RunConfig:
-        groups = [kind(**{name: values[name] for name in describe(kind)}) for kind in cls.groups(method).values()]
-        options, data, network, augmentation, training, scale = groups
-        config = cls(method, options, data, network, augmentation, training, scale, given, presets)
+    def _build(cls, method: type[SSLModel], values: dict[str, Any], given: Iterable[str], presets: Iterable[str] = (),
+               listing: files.Listing | None = None) -> RunConfig:
+        """Makes a configuration of all values; OptionError for what cannot be, alone or together."""
+        values = _all_checked(method, cls.fields(method), values)
+        options, data, network, augmentation, training, scale = (
+            kind(**{name: values[name] for name in describe(kind)}) for kind in cls.groups(method).values())
+        config = cls(method, options, data, network, augmentation, training, scale, frozenset(given),
+                     frozenset(presets), listing)
         config._check()
         return config
 
@@ -374,18 +365,37 @@ class RunConfig:
         groups = (self.options, self.data, self.network, self.augmentation, self.training, self.scale)
         return {name: getattr(group, name) for group in groups for name in describe(type(group))}
 
+    @property
+    def updates(self) -> int:
+        """The number of updates."""
+        return math.ceil(self.training.train_kimg * 1024 / self.options.batch)
+
+    @property
+    def report_updates(self) -> int:
+        """Updates between reports."""
+        return max(1, round(self.training.report_kimg * 1024 / self.options.batch))
+
+    @property
+    def save_updates(self) -> int:
+        """Updates between checkpoints, a multiple of those between reports."""
+        grid = self.report_updates
+        return max(1, round(self.training.save_kimg * 1024 / self.options.batch / grid)) * grid
+
+    @property
+    def total_images(self) -> float:
+        """The horizon of the learning rate's schedule in labelled images."""
+        return (self.training.schedule_kimg or self.training.train_kimg) * 1024
+
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a copy with other values; nothing else changes."""
-        fields = self.fields(self.method)
-        _check_names(self.method, fields, changes)
-        values = self.values() | {name: _checked(name, value, fields[name]) for name, value in changes.items()}
-        return self._from_values(self.method, values, self.given | set(changes), self.presets - set(changes))
+        listing = None if "dataset" in changes else self.listing
+        return self._build(self.method, self.values() | changes, self.given | set(changes),
+                           self.presets - set(changes), listing)
 
     def with_data(self, data: SSLData) -> RunConfig:
         """Returns the configuration for images that a Python program has at hand."""
-        values = self.values()
+        values, name = self.values(), parse_name(data.name)
         given = {name: values[name] for name in self.given} | {"dataset": data.name}
-        name = parse_name(data.name)
         if not name.is_whole:
             given["train_kimg"] = self.training.train_kimg
         if name.path or name.is_arrays and not applications.is_application(self.network.arch):
@@ -393,7 +403,7 @@ class RunConfig:
         if self.method.uses_all_labels and len(data.labeled) < int((data.labels >= 0).sum()) - data.num_valid:
             raise UserError(f"{self.method.__name__} uses all labels, but {data.name} has {len(data.labeled)} of them: "
                             "make the data with num_labels=None.")
-        return self.of(self.method, **given)
+        return self.of(self.method, listing=data.listing, **given)
 
     def to_json(self) -> str:
         """Returns args.json."""
@@ -402,10 +412,10 @@ class RunConfig:
     @classmethod
     def from_json(cls, method: type[SSLModel], stored: str | dict) -> RunConfig:
         """Reads args.json, of another version too: options it does not have are at their defaults."""
-        found = json.loads(stored) if isinstance(stored, str) else stored
+        values = json.loads(stored) if isinstance(stored, str) else stored
         fields = cls.fields(method)
-        return cls._from_values(method, {name: _checked(name, found.get(name, field.default), field)
-                                         for name, field in fields.items()}, frozenset(found) & frozenset(fields))
+        return cls._build(method, {name: values.get(name, field.default) for name, field in fields.items()},
+                          values.keys() & fields.keys())
 
     def differences(self, stored: dict) -> dict[str, tuple[Any, Any]]:
         """Returns what a stored configuration computes differently: name -> (stored, this)."""
@@ -418,27 +428,28 @@ class RunConfig:
                 if stored.get(name) != values.get(name)}
 
     def folder(self) -> Path:
-        """Returns the folder of the run, laid out as the original's."""
+        """Returns the folder of the run, laid out as the original's: data, strong views, then method and options."""
         name, spec, augmentation = self.dataset, parse_augment(self.augmentation.augment), self.augmentation
         dataset = name.dataset
         if name.path:
             dataset = f"{dataset.split(':')[0]}-{_short(files.expand('dataset', name.path))}"
         labels, valid = ("all" if name.labels is None else name.labels), "auto" if name.is_whole else name.valid
-        middle = f"Augment_{spec.strong}"
-        if spec.uses_ctaugment:
-            middle = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
-        if augmentation.own_strong:
-            middle = f"Augment_{augmentation.own_strong}"
-        values, replaced, own = self.values(), set(), []
+        strong = f"Augment_{augmentation.own_strong or spec.strong}"
+        if spec.uses_ctaugment and not augmentation.own_strong:
+            strong = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
+        values, unnamed, network = self.values(), set[str](), []
         values["arch"] = values["arch"].replace(":", "-")
         if values["weights"] not in ("none", "imagenet"):
             values["weights"] = _short(files.expand("weights", values["weights"]))
         if self.network.own_network:  # another network of the same name is to be noticed, so without its digest
-            replaced, own = set(describe(NetworkOptions)), [f"network_{self.network.own_network.rpartition('-')[0]}"]
+            unnamed, network = set(describe(NetworkOptions)), [f"network_{self.network.own_network.rpartition('-')[0]}"]
         settings = sorted(f"{option}{values[option]}" for option, field in self.fields(self.method).items()
-                          if option not in replaced and (
+                          if option not in unnamed and (
                               field.metadata["named"] or field.metadata["named"] is None and field.metadata["fixed"]
                               and values[option] != field.default))
-        return (files.expand("train_dir", self.data.train_dir) / self.data.rerun /
-                f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{valid}".replace(os.sep, "_") / middle /
-                "_".join([self.method.__name__, *own, *settings]).replace(os.sep, "_")[:MAX_NAME])
+        last = "_".join([self.method.__name__, *network, *settings])
+        if len(last) > MAX_NAME:  # the digest of the whole keeps apart what differs behind the cut
+            last = f"{last[:MAX_NAME - 9]}-{_digest(last)}"
+        parts = f"{dataset}.{augmentation.augment}.{name.seed}@{labels}-{valid}", strong, last
+        return files.expand("train_dir", self.data.train_dir).joinpath(
+            self.data.rerun, *(part.replace(os.sep, "_") for part in parts))

@@ -49,7 +49,8 @@ MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
 def load(config: RunConfig) -> SSLData:
     """Loads the images of a run."""
     options = config.data
-    return libml.data.load(options.dataset, options.data_dir or libml.data.DEFAULT_DATA_DIR, options.image_size)
+    return libml.data.load(options.dataset, options.data_dir or libml.data.DEFAULT_DATA_DIR, options.image_size,
+                           config.listing)
 
 
 def divided(config: RunConfig, data: SSLData) -> SSLData:
@@ -69,7 +70,7 @@ def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
         return True
     options = config.options
     pixels = options.batch * (1 + options.uratio * getattr(options, "K", 1)) * image_shape[0] * image_shape[1]
-    return config.training.updates(options.batch) * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
+    return config.updates * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
 
 
 def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,
@@ -93,7 +94,7 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None 
                                    policies=config.dataset.entry.auto_augment, own_strong=strong,
                                    jit_compile=compiles_views(config, data.image_shape))
         return config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
-                             total_images=config.training.total_images, image_statistics=data.image_statistics,
+                             total_images=config.total_images, image_statistics=data.image_statistics,
                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit, set_sizes=data.set_sizes,
                              calibration=data.calibration)
 

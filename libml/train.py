@@ -111,8 +111,8 @@ class Trainer:
         self.is_chief = self.group.rank == 0
         self.batch, self.options = model.options.batch, config.training
         self.uratio = model.options.uratio if model.uses_unlabeled else 0
-        self.updates, self.total_updates = 0, self.options.updates(self.batch)
-        self.report_updates = self.options.report_updates(self.batch)
+        self.updates, self.total_updates = 0, config.updates
+        self.report_updates = config.report_updates
         callbacks = [hook for hook in hooks if isinstance(hook, keras.callbacks.Callback)]
         self.hooks = [hook for hook in hooks if hook not in callbacks]
         self.callbacks = keras.callbacks.CallbackList(callbacks, model=model)
@@ -178,7 +178,7 @@ class Trainer:
         A killed run may have reported where its first checkpoint was due, but nothing after that.
         """
         reports = self.run.reports
-        if reports and reports[-1]["step"] > self.options.save_updates(self.batch) * self.batch:
+        if reports and reports[-1]["step"] > self.config.save_updates * self.batch:
             kimg = reports[-1]["step"] / 1024
             raise UserError(f"{self.run.path} has reports up to {kimg:g} kimg, but no checkpoint in its folder tf. "
                             "Bring that back to continue, or move the whole run folder away to start a new run.")
@@ -296,7 +296,7 @@ class Trainer:
         self._bar = None
 
     def _saves_here(self) -> bool:
-        return self.updates % self.options.save_updates(self.batch) == 0 or self.updates == self.total_updates
+        return self.updates % self.config.save_updates == 0 or self.updates == self.total_updates
 
     def _show_progress(self, count: int, rate: float | None) -> None:
         if self._bar is None or self._bar.disable:

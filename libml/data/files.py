@@ -1,59 +1,73 @@
-"""Own images, in folders or listed in a CSV file: which files there are and what suits them. Needs no TensorFlow."""
+"""A user's images, in folders or listed in a CSV file: which files there are, what suits them. Needs no TensorFlow."""
 from __future__ import annotations
 
 import csv
 import os
+import stat
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from libml.errors import OptionError, UserError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 MEASURED = 32  # images whose size is looked up
-_COLUMNS = {"file": {"file", "filename", "file_name", "filepath", "path", "image", "image_path"},
-            "label": {"label", "labels", "class", "category"}, "split": {"split", "part", "set", "subset"}}
 _SPLITS = {"": "train", "train": "train", "training": "train", "unlabeled": "unlabeled", "unlabelled": "unlabeled",
            "test": "test", "valid": "valid", "val": "valid", "validation": "valid"}
 
 
+class File(NamedTuple):
+    """An image file as it was when it was listed."""
+
+    label: str  # "" for none
+    path: str
+    size: int
+    modified: int  # nanoseconds
+
+
 @dataclass(frozen=True)
 class Listing:
-    """Files by part (train, unlabeled, test, valid), each with its class, "" for none.
+    """The image files of a folder or a CSV file.
 
     Attributes:
         path: of the folder or CSV file.
-        parts: (class, file) pairs in a stable order.
+        parts: the files of train, unlabeled, test and valid, in a stable order.
         class_names: sorted.
         notes: one line each, for the user to read.
     """
 
     path: Path
-    parts: dict[str, list[tuple[str, Path]]]
+    parts: dict[str, list[File]]
     class_names: list[str]
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))
 
+    def __str__(self) -> str:
+        counts = ", ".join(f"{len(part)} {name}" for name, part in self.parts.items() if part)
+        return f"{self.path}: {counts} files, shorter side about {self.pixels} pixels"
+
     @cached_property
     def pixels(self) -> int:
         """The median of the shorter sides of some images, 0 if none can be read."""
         from PIL import Image
 
-        every = [file for part in self.parts.values() for _, file in part]
-        found = []
-        for file in every[::max(1, len(every) // MEASURED)]:
+        files = [file for part in self.parts.values() for file in part]
+        sides = []
+        for file in files[::max(1, len(files) // MEASURED)]:
             try:
-                with warnings.catch_warnings(), Image.open(file) as image:  # reads the header only
+                with warnings.catch_warnings(), Image.open(file.path) as image:  # reads the header only
                     warnings.simplefilter("ignore")
-                    found.append(min(image.size))
+                    sides.append(min(image.size))
             except Exception:  # unreadable files are told of when all are read
                 continue
-        return int(median(found)) if found else 0
+        return int(median(sides)) if sides else 0
 
 
 def expand(name: str, path: str) -> Path:
@@ -65,17 +79,20 @@ def expand(name: str, path: str) -> Path:
 
 
 def listing(path: Path, is_csv: bool) -> Listing:
-    """Returns the files of path/train/<class>, path/unlabeled, path/test/<class>, path/valid/<class>, or of a CSV."""
-    found = _list_csv(path) if is_csv else _list_folder(path)
-    trained = {name for name, _ in found.parts["train"]}
+    """Returns the files of path/train/<class>, path/unlabeled, path/test/<class>, path/valid/<class>, or of a CSV.
+
+    Reads each folder once and asks once for each file, which is what takes long on a network.
+    """
+    files = _list_csv(path) if is_csv else _list_folder(path)
+    trained = {file.label for file in files.parts["train"]}
     for part in ("test", "valid"):
-        unknown = sorted({name for name, _ in found.parts[part]} - trained)
+        unknown = sorted({file.label for file in files.parts[part]} - trained)
         if unknown:
             where, there = (f"the rows of `{part}` in {path}", "those of `train`") if is_csv else (
                 str(path / part), str(path / "train"))
             raise UserError(f"Class {unknown[0]!r} has images in {where} but none in {there}. Add training images of "
                             "it, or remove it from the others.")
-    return found
+    return files
 
 
 # Folders.
@@ -84,48 +101,62 @@ def _list_folder(path: Path) -> Listing:
     if not (path / "train").is_dir():
         raise UserError(f"{path} has no folder `train`. Expected {path}/train/<class>/*.png or *.jpg, optionally "
                         f"{path}/unlabeled/** and {path}/test/<class>/*.")
+    train, test, valid = (_entries(path / part) for part in ("train", "test", "valid"))
 
-    def by_class(part: str) -> list[tuple[str, Path]]:
-        if not (path / part).is_dir():
-            return []
-        classes = sorted(entry for entry in (path / part).iterdir() if entry.is_dir())
-        return [(entry.name, file) for entry in classes for file in image_files(entry)]
+    def by_class(entries: list[os.DirEntry[str]]) -> list[File]:
+        return [file for entry in entries if entry.is_dir() for file in _labeled(entry.name, entry.path)]
 
-    parts = {"train": by_class("train"), "unlabeled": [("", file) for file in image_files(path / "unlabeled")],
-             "test": by_class("test"), "valid": by_class("valid")}
+    parts = {"train": by_class(train), "unlabeled": _labeled("", path / "unlabeled"), "test": by_class(test),
+             "valid": by_class(valid)}
     if not parts["train"]:
         raise UserError(f"{path / 'train'} holds no image in class folders. Expected {path}/train/<class>/*.png "
                         "or *.jpg.")
-    names = sorted({name for name, _ in parts["train"]})
-    for entry in sorted((path / "train").iterdir()):
+    names = sorted({file.label for file in parts["train"]})
+    for entry in train:
         if entry.is_dir() and entry.name not in names:
-            raise UserError(f"The class folder {entry} holds no image (.png, .jpg). Add some, or remove the folder.")
+            raise UserError(f"The class folder {entry.path} holds no image (.png, .jpg). Add some, or remove the "
+                            "folder.")
     if len(names) < 2:
         raise UserError(f"{path / 'train'} has one class folder, {names[0]!r}; a classifier needs at least two.")
-    loose = sorted(str(file) for part in ("train", "test", "valid") for file in path.glob(f"{part}/*")
-                   if _is_image(file))
+    loose = [entry.path for entry in [*test, *train, *valid] if _is_image(entry)]
     return Listing(path, parts, names, [f"{len(loose)} images are in no class folder and are not used: "
-                                        f"{some(loose)}"] if loose else [])
+                                        f"{', '.join(loose[:3])}{', …' * (len(loose) > 3)}"] if loose else [])
 
 
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+def _labeled(label: str, folder: str | Path) -> list[File]:
+    return [File(label, entry.path, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in _images(folder)]
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images below a folder; hidden files, which systems leave behind, are none."""
-    return sorted(filter(_is_image, folder.rglob("*")))
+    """The images below a folder, in the order of their paths; hidden files, which systems leave behind, are none."""
+    return [Path(entry.path) for entry in _images(folder)]
 
 
-def some(names: list[str]) -> str:
-    """The first three of many names."""
-    return f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+def _images(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    for entry in _entries(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _images(entry.path)
+        elif _is_image(entry):
+            yield entry
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return (os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not entry.name.startswith(".")
+            and entry.is_file())
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What a folder holds, by name; nothing if there is none or it is closed to us."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+    return []
 
 
 # CSV files.
 
 def _list_csv(path: Path) -> Listing:
-    """Reads rows of file, label and perhaps split, with or without a header; the file's folder is where names start."""
+    """Reads rows of file, label and perhaps split, in these columns unless a header names others; names of files are
+    relative to the CSV file's folder."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -135,38 +166,38 @@ def _list_csv(path: Path) -> Listing:
         raise UserError(f"{path} cannot be read ({error.strerror}). Expected a CSV file with rows file,label.") \
             from error
     reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    parts: dict[str, list[tuple[str, Path]]] = {part: [] for part in ("train", "unlabeled", "test", "valid")}
-    columns, seen = {"file": 0, "label": 1, "split": 2}, dict[Path, int]()
+    parts: dict[str, list[File]] = {part: [] for part in ("train", "unlabeled", "test", "valid")}
+    columns, lines = ["file", "label", "split"], dict[Path, int]()
     try:
         for row in reader:
-            line, cells = reader.line_num, [cell.strip() for cell in row]
+            cells = [cell.strip() for cell in row]
+            if reader.line_num == 1 and "file" in cells:
+                if "label" not in cells:
+                    raise ValueError(f"the header {','.join(row)[:60]!r} names no column `label`")
+                columns = cells if "split" in cells else [*cells, "split"]
+                continue
             if not any(cells):
                 continue
-            if not seen and (header := _header(cells)):
-                columns = header
-                continue
-            if len(cells) <= max(columns["file"], columns["label"]) or len(cells) > 3 and columns["split"] == 2:
+            values = dict(zip(columns, cells, strict=False))
+            if "label" not in values or len(cells) > len(columns):
                 raise ValueError(f"{len(cells)} cell{'s'[:len(cells) > 1]} {','.join(row)[:60]!r}; expected "
                                  "file,label or file,label,split, separated by commas")
-            name, label = cells[columns["file"]], cells[columns["label"]]
-            word = cells[columns["split"]] if len(cells) > columns["split"] else ""
+            name, label, word = values["file"], values["label"], values.get("split", "").lower()
             file = path.parent / name
-            if not name or not file.is_file():
-                raise ValueError(f"there is no file {str(file)!r}; names are relative to {path.parent}")
-            if word.lower() not in _SPLITS:
+            if file in lines:
+                raise ValueError(f"{name} is in line {lines[file]} already; leave one of them out")
+            lines[file] = reader.line_num
+            if word not in _SPLITS:
                 raise ValueError(f"split {word!r}; expected train, test, valid, or nothing")
-            part = _SPLITS[word.lower()]
+            part = _SPLITS[word]
             part = "unlabeled" if part == "train" and not label else part
             if bool(label) == (part == "unlabeled"):
                 raise ValueError(f"{name} is to be `{part}` {'with' if label else 'without'} a label; "
                                  f"{'leave the label out' if label else 'give it one'}")
-            if file in seen:
-                raise ValueError(f"{name} is in line {seen[file]} already; leave one of them out")
-            seen[file] = line
-            parts[part].append((label, file))
+            parts[part].append(_listed(label, file, path.parent))
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}.") from error
-    names = {name for name, _ in parts["train"]}
+    names = {file.label for file in parts["train"]}
     if len(names) < 2:
         raise UserError(f"{path} has {'one class' if names else 'no class'} among its training images"
                         f"{f', {min(names)!r}' if names else ''}; a classifier needs at least two.")
@@ -174,15 +205,12 @@ def _list_csv(path: Path) -> Listing:
     return Listing(path, parts, sorted(names, key=int if numbers else None))
 
 
-def _header(cells: list[str]) -> dict[str, int] | None:
-    """Where the columns are, if these cells name them."""
-    words = [cell.lower() for cell in cells]
-    found = {name: next((i for i, word in enumerate(words) if word in known), -1) for name, known in _COLUMNS.items()}
-    if found["file"] < 0:
-        return None
-    if found["label"] < 0:
-        raise ValueError(f"the header {','.join(cells)[:60]!r} names no column `label`")
-    return found if found["split"] >= 0 else {**found, "split": len(cells)}
+def _listed(label: str, file: Path, start: Path) -> File:
+    with suppress(OSError):
+        status = os.stat(file)
+        if stat.S_ISREG(status.st_mode):
+            return File(label, str(file), status.st_size, status.st_mtime_ns)
+    raise ValueError(f"there is no file {str(file)!r}; names are relative to {start}")
 
 
 # What suits them.
@@ -197,32 +225,21 @@ def batch_size(side: int) -> int:
     return next((batch for limit, batch in ((32, 64), (64, 16)) if side <= limit), 8)
 
 
-def grid(kimg: float) -> dict[str, float]:
-    """Reports, checkpoints and ramps of a run of this length: 64 reports, of which the last 20 make the result."""
-    return {"report_kimg": kimg / 64, "save_kimg": kimg / 64, "keep_ckpt": 5, "warmup_kimg": kimg / 64}
-
-
 FEW = 5000  # images, for which the paper's network and length would be a waste
 
 
-def presets(found: Listing, side: int | None = None) -> dict[str, float]:
+def presets(files: Listing, side: int | None = None) -> dict[str, float]:
     """Returns size, batch, length and, for few images, a small network with fast averages, where the user says nothing.
 
     The length is a power of two near 300 epochs at seven unlabelled images to one labelled, from 512 to 65536 kimg;
     for few images 2048 updates, minutes on a CPU.
     """
-    side = side or image_size(found.pixels)
-    if len(found) < FEW:
+    side = side or image_size(files.pixels)
+    if len(files) < FEW:
         batch = min(32, batch_size(side))
         return {"image_size": side, "batch": batch, "train_kimg": 2.0 * batch, "filters": 16, "repeat": 1, "ema": 0.99,
                 "bn_momentum": 0.99}
     kimg = 512
-    while kimg < 65536 and kimg * 1.5 * 7 * 1024 < 300 * len(found):
+    while kimg < 65536 and kimg * 1.5 * 7 * 1024 < 300 * len(files):
         kimg *= 2
     return {"image_size": side, "batch": batch_size(side), "train_kimg": float(kimg)}
-
-
-def describe(found: Listing) -> str:
-    """Says what was found."""
-    counts: Iterable[str] = (f"{len(part)} {name}" for name, part in found.parts.items() if part)
-    return f"{found.path}: {', '.join(counts)} files, shorter side about {found.pixels} pixels"

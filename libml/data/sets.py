@@ -58,6 +58,7 @@ class SSLData:
         remarks: what was done with own images, one line each.
         calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
         calibration_classes: [K] int64, their classes.
+        listing: the image files that they were read from, if any.
     """
 
     name: str
@@ -75,6 +76,7 @@ class SSLData:
     remarks: list[str] = field(default_factory=list)
     calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    listing: files.Listing | None = None
 
     @property
     def num_classes(self) -> int:
@@ -218,19 +220,27 @@ class DataFacts:
                    (np.zeros((size, height, width, channels), np.uint8), np.zeros(size, np.int64)))
 
 
-def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | None = None) -> SSLData:
-    """Loads a dataset by name; `image_size` is that of own images, by default 32 or (folder:PATH) what suits them."""
+def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | None = None,
+         listing: files.Listing | None = None) -> SSLData:
+    """Loads a dataset by name.
+
+    Args:
+        name: as on the command line.
+        data_dir: folder of the TFDS datasets and of decoded images.
+        image_size: side of images from files, by default 32 or (folder:PATH) what suits them.
+        listing: these files, where they are listed already.
+    """
     parsed = parse_name(name)
     data_dir = files.expand("data_dir", str(data_dir))
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
     if parsed.path:
-        listing = files.listing(files.expand("dataset", parsed.path), parsed.is_csv)
+        listing = listing or files.listing(files.expand("dataset", parsed.path), parsed.is_csv)
         size = image_size or (files.image_size(listing.pixels) if parsed.is_whole else 32)
         source = sources.files_source(listing, size, data_dir, parsed.seed, parsed.is_whole)
     else:
         source = parsed.entry.load() if parsed.entry.load else sources.tfds_source(parsed.dataset, data_dir)
-    return make_split(source, parsed)
+    return replace(make_split(source, parsed), listing=listing)
 
 
 def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:

@@ -228,16 +228,16 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     if not whole:
         parts = {**parts, "valid": []}
     inside = path.parent if path.is_file() else path
-    contents = [(os.path.relpath(file, inside), file.stat().st_size, file.stat().st_mtime_ns)
-                for part in parts.values() for _, file in part]
+    contents = [(os.path.relpath(file.path, inside), file.size, file.modified)
+                for part in parts.values() for file in part]
     facts = ["upright", str(path.resolve()), image_size, contents]
     if path.is_file():  # in folders, the files' names tell
-        facts.append([[name for name, _ in part] for part in parts.values()])
+        facts.append([[file.label for file in part] for part in parts.values()])
     digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
     location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
     arrays, meta = cache.read_or_build(
         location, lambda writer: _decode_files(path.name, parts, listing.class_names, image_size, writer))
-    names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [files.describe(listing)]
+    names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [str(listing)]
     images, labels = arrays["images"], np.array(arrays["labels"])
     test_images, test_labels = arrays["test_images"], arrays["test_labels"]
     valid = np.arange(len(labels)) < meta.get("num_valid", 0)
@@ -265,7 +265,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
                   valid=np.flatnonzero(valid) if parts["valid"] else None)
 
 
-def read_image(file: Path, height: int, width: int) -> np.ndarray | str:
+def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
     """Decodes and resizes a file; the reason if that fails."""
     try:
         with Image.open(file) as image:
@@ -274,14 +274,14 @@ def read_image(file: Path, height: int, width: int) -> np.ndarray | str:
         return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _decode_file(file: Path, size: int) -> np.ndarray | None:
+def _decode_file(file: str | Path, size: int) -> np.ndarray | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = read_image(file, size, size)
     return None if isinstance(found, str) else found
 
 
-def _decode_files(title: str, parts: dict[str, list[tuple[str, Path]]], names: list[str], size: int,
+def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,
                   writer: cache.Writer) -> None:
     """Stores training images (validation, labelled, unlabelled ones) and test images; unreadable ones are left out."""
     classes = {name: c for c, name in enumerate(names)} | {"": -1}
@@ -290,13 +290,13 @@ def _decode_files(title: str, parts: dict[str, list[tuple[str, Path]]], names: l
         images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), list[int]()
         with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {title}", unit="img",
                                                 disable=None) as bar:
-            decoded = pool.map(lambda pair: _decode_file(pair[1], size), part)
-            for i, ((name, file), pixels) in enumerate(zip(part, decoded, strict=True)):
+            decoded = pool.map(lambda file: _decode_file(file.path, size), part)
+            for i, (file, pixels) in enumerate(zip(part, decoded, strict=True)):
                 if pixels is None:
-                    unreadable.append(str(file))
+                    unreadable.append(file.path)
                 else:
                     images[len(labels)] = pixels
-                    labels.append(classes[name])
+                    labels.append(classes[file.label])
                 if not prefix and i + 1 == len(parts["valid"]):
                     writer.meta["num_valid"] = len(labels)
                 bar.update()

@@ -1,6 +1,8 @@
 """Own images as they are: folders and CSV files, their splits and presets, every kind of picture, uneven classes."""
+import collections
 import csv
 import json
+import os
 import re
 
 import numpy as np
@@ -133,7 +135,7 @@ def test_a_csv_of_a_folder_is_that_folder(folder, cache):
 
 def test_columns_by_name_splits_and_numbers_as_classes(folder, cache, tmp_path):
     files_ = [file for file, _ in rows_of(folder)]
-    rows = [("split", "note", "label", "path")]
+    rows = [("split", "note", "label", "file")]
     rows += [(split, "", label, folder / file) for file, (split, label) in zip(files_, [
         ("train", "10"), ("", "9"), ("TEST", "9"), ("val", "10"), ("train", ""), ("unlabeled", ""), ("", "9")],
         strict=False)]
@@ -151,7 +153,7 @@ def test_columns_by_name_splits_and_numbers_as_classes(folder, cache, tmp_path):
     ([("a.png", "x"), ("b.png", "", "test")], "line 2: b.png is to be `test` without a label; give it one"),
     ([("a.png", "x", "unlabeled")], "line 1: a.png is to be `unlabeled` with a label; leave the label out"),
     ([("a.png", "x"), ("a.png", "y")], "line 2: a.png is in line 1 already"),
-    ([("path", "name"), ("a.png", "x")], "line 1: the header 'path,name' names no column `label`"),
+    ([("file", "name"), ("a.png", "x")], "line 1: the header 'file,name' names no column `label`"),
     ([("a.png", "x"), ("b.png", "x")], "has one class among its training images, 'x'"),
     ([("a.png", "")], "has no class among"), ([], "has no class among"),
     ([("a.png", "x"), ("b.png", "y"), ("c.png", "z", "test")], "Class 'z' has images in the rows of `test`"),
@@ -322,6 +324,42 @@ def test_data_at_hand_keep_their_presets(folder, cache):
     config = RunConfig.of(CSSL).with_data(found)
     assert (config.data.image_size, config.training.train_kimg, config.options.batch) == (16, 64.0, 32)
     assert RunConfig.of(CSSL, train_steps=4).with_data(found).training.train_kimg == 0.25
+
+
+# As few questions to the file system as can be.
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_folders_and_files_are_looked_at_once(folder, tmp_path, monkeypatch, kind):
+    """From a path alone to presets, folder, images and a run's configuration for images at hand."""
+    path = write_csv(folder / "once.csv", rows_of(folder)) if kind == "csv" else folder
+    asked = collections.Counter()
+
+    def counted(function):
+        def count(place, *arguments, **options):
+            asked[os.fspath(place)] += 1
+            return function(place, *arguments, **options)
+
+        return count
+
+    monkeypatch.setattr(os, "scandir", counted(os.scandir))
+    monkeypatch.setattr(os, "stat", counted(os.stat))
+    config = RunConfig.of(CSSL, dataset=f"{kind}:{path}", data_dir=str(tmp_path))
+    config.folder()
+    found = experiment.load(config)
+    config.with_data(found)
+    ours = {place: count for place, count in asked.items() if place.startswith(str(folder / "train"))}
+    if kind == "csv":
+        assert len(ours) == sum(COUNTS.values()) and set(ours.values()) == {1}
+    else:  # a folder's entries bring what is asked of files; `train` itself is asked for, too
+        assert ours.pop(str(folder / "train")) <= 2
+        assert ours == {str(folder / "train" / name): 1 for name in COUNTS}
+
+
+def test_a_listing_belongs_to_its_dataset(folder, tmp_path):
+    config = RunConfig.of(CSSL, dataset=f"folder:{folder}")
+    assert config.replace(seed=1).listing is config.listing is not None
+    assert config.replace(dataset="digits.1@40-1").listing is None
+    assert RunConfig.from_json(CSSL, config.to_json()) == config
 
 
 # The documents.

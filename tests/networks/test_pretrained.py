@@ -79,7 +79,7 @@ def test_presets_of_ready_networks():
     assert {name: values[name] for name in config.presets} == {
         "weights": "imagenet", "image_size": 384, "batch": 8, "lr": 0.003, "ema": 0.99, "bn_momentum": 0.99,
         "train_kimg": 64.0, "report_kimg": 1.0, "save_kimg": 1.0, "keep_ckpt": 5}
-    assert config.training.updates(8) == applications.FINE_TUNING_UPDATES
+    assert config.updates == applications.FINE_TUNING_UPDATES
     given = RunConfig.of(CSSL, arch="keras:VGG16", image_size=64, lr=0.5, train_steps=640)
     assert (given.data.image_size, given.options.lr, given.options.batch) == (64, 0.5, 16)
     assert (given.training.train_kimg, given.training.report_kimg) == (10.0, 10 / 64)

@@ -1,6 +1,7 @@
 """Configurations: presets, ranges, identity, folders, JSON; all without TensorFlow."""
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,19 @@ def test_folder_of_own_images_has_their_name_not_their_path(tmp_path):
         assert name.startswith("folder-birds-") and name.endswith(".d.d.d.1@all-0") and ":" not in name
 
 
+def test_long_names_are_cut_but_stay_apart():
+    """What is named last differs; shorter names are whole."""
+    def name(**options):
+        prior = ",".join(["0.12345678901"] * 10)
+        return RunConfig.of(CSSL, dataset="cifar10.1@40-1", p_unlabeled=prior, **options).folder().name
+
+    first, second = name(wu=1.0), name(wu=2.0)
+    assert first != second and first[:241] == second[:241]
+    assert len(first) == len(second) == 250 and re.fullmatch("-[0-9a-f]{8}", first[241:])
+    whole = RunConfig.of(CSSL, dataset="cifar10.1@40-1", p_unlabeled=",".join(["0.1"] * 10)).folder().name
+    assert len(whole) < 250 and whole.endswith("_wu1.0")
+
+
 def test_a_new_dataset_gets_its_stages_and_presets_by_itself(monkeypatch):
     monkeypatch.setitem(DATASETS, "tiny", Dataset(64, presets={"filters": 8}))
     config = RunConfig.of(CSSL, dataset="tiny.1@10-0")
@@ -136,10 +150,10 @@ def test_an_option_says_once_what_it_is():
 
 def test_units_of_the_papers_runs():
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1")
-    assert config.training.updates(64) == 2 ** 20 and config.training.report_updates(64) == 1024
-    assert config.replace(train_kimg=1048576.0).training.updates(64) == 2 ** 24
-    short = config.replace(train_kimg=8192.0, schedule_kimg=65536.0).training  # the cosine keeps its full horizon
-    assert short.updates(64) == 2 ** 17 and short.total_images == 2 ** 26
+    assert config.updates == 2 ** 20 and config.report_updates == 1024
+    assert config.replace(train_kimg=1048576.0).updates == 2 ** 24
+    short = config.replace(train_kimg=8192.0, schedule_kimg=65536.0)  # the cosine keeps its full horizon
+    assert short.updates == 2 ** 17 and short.total_images == 2 ** 26
 
 
 def test_networks_of_the_flag_are_those_there_are():

@@ -32,7 +32,7 @@ def commands(path):
 
 def deviations(config, table, row):
     """Returns the settings in which a run is not the paper's: name -> (ours, the paper's)."""
-    ours = {**config.values(), "valid": config.dataset.valid, "schedule_kimg": config.training.total_images / 1024}
+    ours = {**config.values(), "valid": config.dataset.valid, "schedule_kimg": config.total_images / 1024}
     expected = table.expected(row, config.dataset.dataset)
     assert set(row.settings) <= set(ours)
     # Hyperparameters of other methods are in PROTOCOL too.
@@ -76,7 +76,7 @@ def test_head_and_flags_agree(path):
         name, training = config.dataset, config.training
         assert name.seed == 1
         assert path.stem.endswith(f"{name.dataset}_{name.labels}")
-        assert 2 ** int(re.search(r"2\^(\d+) updates", text)[1]) == training.updates(config.options.batch)
+        assert 2 ** int(re.search(r"2\^(\d+) updates", text)[1]) == config.updates
         # Where reproduce puts its runs of this length, so that neither repeats the other's.
         assert config.data.train_dir == f"experiments/kimg{training.train_kimg:g}"
         seeds = {len(TABLES[table].seeds) for table, *_ in reproduced(config)}
