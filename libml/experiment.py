@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,11 @@ from libml import networks
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
-from libml.devices import distribute, memory
-from libml.devices.machine import cpu_facts
+from libml.devices import distribute
+from libml.devices.machine import cpu_facts, usable_memory
 from libml.errors import UserError, printable
 from libml.learn.model import SSLModel
-from libml.networks import custom
+from libml.networks import custom, memory
 from libml.networks.applications import is_application
 from libml.networks.layers import dtype_policy
 from libml.results.evaluate import Evaluator, evaluate_all
@@ -43,7 +44,6 @@ __all__ = ["Interrupted", "build", "evaluate", "load", "restore", "train"]
 PAPER_KIMG = 65536
 # Compiled views on a CPU: seconds to compile them, and what that spares an update, altogether and for each pixel.
 COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
-MAX_MEMORY = 10 ** 12  # bytes that no machine of this program's users has
 
 
 def load(config: RunConfig) -> SSLData:
@@ -64,12 +64,12 @@ def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
     return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
 
 
-def compiles_views(config: RunConfig, image_shape: Sequence[int]) -> bool:
-    """Whether XLA makes the views: always on a GPU; on a CPU if the run is long enough to win back the compiling."""
+def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -> bool:
+    """Whether XLA makes the views, `strong` ones of each unlabelled image: always on a GPU; on a CPU if the run is long
+    enough to win back the compiling."""
     if tf.config.list_physical_devices("GPU"):
         return True
-    options = config.options
-    pixels = options.batch * (1 + options.uratio * getattr(options, "K", 1)) * image_shape[0] * image_shape[1]
+    pixels = config.options.batch * (1 + config.options.uratio * strong) * image_shape[0] * image_shape[1]
     return config.updates * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
 
 
@@ -91,12 +91,13 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None 
             spec = spec.rpartition(".")[0] + ".x"
         augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
                                    decay=augmentation.adecay, cutout=augmentation.cutout,
-                                   policies=config.dataset.entry.auto_augment, own_strong=strong,
-                                   jit_compile=compiles_views(config, data.image_shape))
-        return config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
-                             total_images=config.total_images, image_statistics=data.image_statistics,
-                             loss_scaling=scale.mixed_precision == "float16", jit=scale.jit, set_sizes=data.set_sizes,
-                             calibration=data.calibration)
+                                   policies=config.dataset.entry.auto_augment, own_strong=strong)
+        model = config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
+                              total_images=config.total_images, image_statistics=data.image_statistics,
+                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit, set_sizes=data.set_sizes,
+                              calibration=data.calibration)
+    augmenter.jit_compile = compiles_views(config, data.image_shape, model.uses_unlabeled * model.views_per_image[1])
+    return model
 
 
 def _build_network(config: RunConfig, data: DataFacts) -> keras.Model:
@@ -175,16 +176,17 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
         data = load(config)
     else:
         config = config.with_data(data)
-    available = MAX_MEMORY if tf.config.list_physical_devices("GPU") else None
-    if network is None:  # of another nothing is known yet
-        memory.check(config, data.image_shape, processes, available)
+    check_memory = partial(memory.check, config, data.image_shape, usable_memory(), processes=processes,
+                           weights_only=bool(tf.config.list_physical_devices("GPU")))
+    if network is None:  # of another nothing is known
+        check_memory()
     begun = config
     if config.network.weights != "none" and Run(config.folder()).checkpoints():
         begun = config.replace(weights="none")  # a checkpoint has them; the file may be gone
     with strategy.scope():
         model = _build(begun, divided(config, data), network, strong)
     if network is None:
-        memory.check(config, data.image_shape, processes, available, model.network)
+        check_memory(model=model)
     if network is not None or strong is not None:
         config = custom.describe(config, model, network, strong)
     run = Run(config.folder())
@@ -335,7 +337,7 @@ def images_of(run: Run) -> SSLData:
 def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     """Rebuilds the model of a run, or of its configuration with some changes, and reads its checkpoint."""
     config, facts = config or run.config, run.facts
-    memory.check(config, facts.image_shape, available=MAX_MEMORY)
+    memory.check(config, facts.image_shape, usable_memory(), weights_only=True)
     model = _build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
     if run.network is not None:
         custom.describe(config, model, run.network, None)

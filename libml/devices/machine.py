@@ -18,3 +18,12 @@ def cpu_facts() -> tuple[str, str]:
 def usable_cores() -> int:
     """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns the bytes of memory this process may use: the machine's, or what its container is given."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # of version 2 and 1 of cgroups
+        with suppress(OSError, ValueError):  # another system; "max"
+            sizes.append(int(limit.read_text()))
+    return min(sizes)

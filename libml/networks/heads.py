@@ -59,6 +59,10 @@ class Heads(keras.Model):
                             "libml.networks, or one of your own with `map_shape` and the output \"map\" as there.")
         return None, *self.network.map_shape
 
+    def count_features(self) -> int:
+        """What training keeps of one image."""
+        return self.network.count_features()
+
     def get_config(self):
         """What it was made with."""
         return {name: keras.saving.serialize_keras_object(value) for name, value in (
@@ -87,6 +91,10 @@ class TeacherAndStudent(keras.Model):
         super().__init__(name=f"{student.name}_with_teacher")
         self.student, self.teacher = student, teacher
         self.built = True
+
+    def count_features(self) -> int:
+        """What training keeps of one image."""
+        return self.student.count_features() + self.teacher.count_features()
 
     def call(self, images, training=False, seed=None, outputs=None, teacher=False, **options):
         """What one of the two gives."""

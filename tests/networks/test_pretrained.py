@@ -16,7 +16,7 @@ from cssl.supervised import Supervised
 from cssl.vat import VAT
 from libml import experiment, networks
 from libml.config import RunConfig
-from libml.devices import distribute, memory
+from libml.devices import distribute
 from libml.errors import UserError
 from libml.learn.model import SSLModel
 from libml.networks import applications, layers, pretrained
@@ -353,19 +353,6 @@ def test_half_precision_has_float32_logits():
     assert found.dtype == tf.float32 and all(v.dtype != tf.bfloat16 for v in moved)
     # bfloat16 has 8 bits: 0.4 % of each number, through five layers.
     np.testing.assert_allclose(found, tiny(rate=0.0)(images(), training=True), atol=0.2)
-
-
-def test_memory_is_counted_from_the_layers():
-    net = tiny()
-    # Rescaling and Normalization 8*8*3 each; conv, BN, ReLU, depthwise, separable, BN, dropout, add 8*8*6 each.
-    assert net.count_features() == 64 * (2 * 3 + 8 * 6)
-    config = RunConfig.of(FixMatch, dataset="digits.1@40-1", arch=SMALL, batch=10, uratio=3)
-    weights = sum(np.prod(v.shape) for v in net.trainable_variables)
-    assert memory.count(config, SHAPE, net) == 4 * (5 * weights + 10 * 7 * net.count_features())
-    with pytest.raises(UserError, match="needs about .* batch=10, uratio=3, arch=keras:MobileNet,alpha=0.1 on images "
-                                        "of 224x224. Make one of them smaller"):
-        memory.check(config, SHAPE, available=1000, built=net)
-    memory.check(config, SHAPE, available=1)  # nothing is known before it is built
 
 
 def test_onednn_is_trusted_but_with_narrow_strided_convolutions(monkeypatch, tmp_path):

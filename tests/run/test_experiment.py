@@ -306,4 +306,4 @@ def test_mirroring_is_left_out_on_request_and_where_the_dataset_forbids_it():
 def test_long_runs_compile_their_views(settings, compiled):
     config = RunConfig.of(CSSL, **settings)
     shape = (config.dataset.entry.width, config.dataset.entry.width, 3)
-    assert experiment.compiles_views(config, shape) == (compiled or bool(tf.config.list_physical_devices("GPU")))
+    assert experiment.compiles_views(config, shape, 1) == (compiled or bool(tf.config.list_physical_devices("GPU")))

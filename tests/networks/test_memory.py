@@ -1,0 +1,80 @@
+"""The estimate of memory: near what was measured, by the views that methods make, through heads and teachers."""
+import numpy as np
+import pytest
+from test_pretrained import SMALL, tiny
+
+import cssl
+from cssl import CSSL, FixMatch, RunConfig, from_arrays
+from libml import experiment, networks
+from libml.errors import UserError
+from libml.networks import memory
+
+SHAPE = (32, 32, 3)
+
+
+@pytest.fixture(scope="module")
+def data():
+    images, labels = np.zeros((40, *SHAPE), np.uint8), np.arange(40) % 4
+    return from_arrays(images, labels, images, labels, name="arrays:x")
+
+
+def test_the_estimate_is_near_what_was_measured(data):
+    """WRN-28-2 at batch 64 took 6.7 GB; the estimate is for refusing what is hopeless: within a factor of 2."""
+    config = RunConfig.of(CSSL).with_data(data)
+    model = experiment.build(config, data)
+    assert memory.images_of_update(config, model) == 64 * 15
+    assert 3.3e9 < memory.count(config, SHAPE, 64 * 15, model) < 13.4e9
+    with pytest.raises(UserError, match="needs about .* GB of memory, and there are 1 GB.*, or give --recompute"):
+        memory.check(config, SHAPE, 10 ** 9, model=model)
+    memory.check(config, SHAPE, 24 * 10 ** 9, model=model)
+    memory.check(config, SHAPE, 10 ** 9, model=model, processes=20)
+    frugal = config.replace(recompute=True)  # took 2.4 GB
+    assert 1.2e9 < memory.count(frugal, SHAPE, 64 * 15, model) < 4.8e9
+    with pytest.raises(UserError, match="Make one of them smaller.$"):
+        memory.check(frugal, SHAPE, 10 ** 9, model=model)
+
+
+def test_of_weights_alone_where_feature_maps_are_elsewhere():
+    memory.check(RunConfig.of(CSSL, batch=10 ** 12), SHAPE, 10 ** 9, weights_only=True)
+    with pytest.raises(UserError, match="GB of memory"):
+        memory.check(RunConfig.of(CSSL, filters=10 ** 5), SHAPE, 10 ** 9, weights_only=True)
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("Supervised", {}), ("PseudoLabel", {}), ("FixMatch", {"K": 3}), ("MixMatch", {"K": 2}), ("CoMatch", {}),
+    ("AdaMatch", {}), ("DeFixMatch", {}), ("CRMatch", {"K": 2}), ("ReMixMatch", {"K": 2})])
+def test_images_are_counted_as_the_method_makes_them(data, name, options):
+    config = RunConfig.of(cssl.method(name), batch=4, uratio=2, filters=4, repeat=1, scales=1, augment="d.d.x",
+                          train_steps=1, **options).with_data(data)
+    model = experiment.build(config, data)
+    views = model.make_views(next(iter(data.dataset(model))))
+    seen = sum(len(value) for key, value in views.items() if key in ("labeled", "labeled_strong", "weak", "strong"))
+    assert memory.images_of_update(config, model) == seen >= memory.images_of_update(config)
+
+
+def test_of_ready_networks_it_is_counted_from_their_layers():
+    net, shape = tiny(), (8, 8, 3)
+    # Rescaling and Normalization 8*8*3 each; conv, BN, ReLU, depthwise, separable, BN, dropout, add 8*8*6 each.
+    assert net.count_features() == 64 * (2 * 3 + 8 * 6)
+    config = RunConfig.of(FixMatch, dataset="digits.1@40-1", arch=SMALL, batch=10, uratio=3)
+    model = FixMatch(net, 3, options=config.options)
+    weights = sum(np.prod(v.shape) for v in net.trainable_variables)
+    assert memory.count(config, shape, 70, model) == 4 * (5 * weights + 70 * net.count_features())
+    assert memory.images_of_update(config, model) == 70
+    with pytest.raises(UserError, match="needs about .* batch=10, uratio=3, arch=keras:MobileNet,alpha=0.1 on images "
+                                        "of 224x224. Make one of them smaller"):
+        memory.check(config, shape, 1000, model=model)
+    memory.check(config, shape, 1)  # nothing is known before it is built
+
+
+def test_ready_networks_may_have_heads_and_teachers():
+    net = tiny()
+    assert networks.Heads(net, {"rotation": 4}).count_features() == net.count_features()
+    assert networks.TeacherAndStudent(net, tiny()).count_features() == 2 * net.count_features()
+
+
+@pytest.mark.slow
+def test_a_method_with_heads_trains_a_ready_network(tmp_path):
+    config = RunConfig.of(cssl.SimMatch, dataset="digits.1@40-1", arch=SMALL, weights="none", image_size=32, batch=8,
+                          uratio=1, augment="d.d.x", train_steps=1, train_dir=str(tmp_path))
+    assert int(cssl.train(config).model.updates) == 1
