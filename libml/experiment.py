@@ -105,11 +105,11 @@ def _build_network(config: RunConfig, data: DataFacts) -> keras.Model:
     if network.own_network:
         raise UserError(f"This run has a network of its own, {network.own_network}: give the function that builds it, "
                         "as network=….")
-    return networks.build(network.arch, num_classes=data.num_classes, image_shape=data.image_shape,
-                        filters=network.filters, repeat=network.repeat, scales=network.scales,
-                        dropout=getattr(config.options, "dropout", 0.0), bn_momentum=network.bn_momentum,
-                        sync_bn=config.scale.sync_bn, seed=config.training.seed, weights=network.weights,
-                        input_size=config.data.image_size, recompute=config.scale.recompute)
+    named = {name: value for name, value in vars(network).items() if name != "own_network"}
+    return networks.build(**named, num_classes=data.num_classes, image_shape=data.image_shape,
+                          dropout=getattr(config.options, "dropout", 0.0), sync_bn=config.scale.sync_bn,
+                          seed=config.training.seed, input_size=config.data.image_size,
+                          recompute=config.scale.recompute)
 
 
 def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | None = None,
@@ -188,7 +188,7 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
     if network is None:
         check_memory(model=model)
     if network is not None or strong is not None:
-        config = custom.describe(config, model, network, strong)
+        config = custom.with_fingerprints(config, model, network, strong)
     run = Run(config.folder())
     if config.data.whiten and run.checkpoints() and run.facts_file.exists():  # another version computed other ones
         model.image_statistics = run.facts.image_statistics
@@ -340,7 +340,7 @@ def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     memory.check(config, facts.image_shape, usable_memory(), weights_only=True)
     model = _build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
     if run.network is not None:
-        custom.describe(config, model, run.network, None)
+        custom.with_fingerprints(config, model, run.network, None)
     try:
         checkpoint_of(model).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage

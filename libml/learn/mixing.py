@@ -6,18 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from libml.lazy import tf
+from libml.networks.randomness import bits, uniform
 
 _KNOTS = 1025  # of the quantile function; linear in between, to within 1e-4 of the exact weight
-
-
-def _bits(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """Random integers over all of int32, because XLA makes other floats of the same bits."""
-    return tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
-
-
-def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """Numbers in [0, 1], all but evenly spread."""
-    return tf.cast(_bits(shape, seed), tf.float32) * 2.0 ** -32 + 0.5
 
 
 def draw_labels(p: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -29,7 +20,7 @@ def draw_labels(p: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     """Standard normal numbers, by inverting their distribution function."""
     inside = 2.0 ** -31 * (1 - 2.0 ** -23)  # never quite -1 or 1, where the inverse is infinite
-    return 2 ** 0.5 * tf.math.erfinv(tf.cast(_bits(shape, seed), tf.float32) * inside)
+    return 2 ** 0.5 * tf.math.erfinv(tf.cast(bits(shape, seed), tf.float32) * inside)
 
 
 def beta_weights(n: int, *, beta: float, seed: tf.Tensor) -> tf.Tensor:
@@ -65,7 +56,7 @@ def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor
     """
     n = images.shape[0]
     shuffle_seed, beta_seed = tf.unstack(tf.random.split(seed, 2, alg="philox"))
-    partner = tf.argsort(_bits([n], shuffle_seed), stable=True)
+    partner = tf.argsort(bits([n], shuffle_seed), stable=True)
     m = beta_weights(1 if one_weight else n, beta=beta, seed=beta_seed)
     return mix(images, tf.gather(images, partner), m), mix(targets, tf.gather(targets, partner), m)
 

@@ -26,17 +26,15 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
     """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights.
 
     With `recompute` training keeps only the inputs of residual blocks and computes the rest again: less memory.
-    `weights` and `input_size` are those of networks of keras.applications, keras:NAME: see `pretrained.build`.
+    Networks keras:NAME of keras.applications may start from `weights` (imagenet, or a file); they resize images to
+    `input_size` first (0: they take them as they are).
     """
-    settings = dict(arch=arch, num_classes=num_classes, image_shape=tuple(image_shape), filters=filters, repeat=repeat,
-                    scales=scales, dropout=dropout, bn_momentum=bn_momentum, sync_bn=sync_bn, seed=seed,
-                    weights=weights, input_size=input_size, recompute=recompute)
+    settings = SimpleNamespace(**locals() | {"image_shape": tuple(image_shape)})  # all arguments, to build it again
+    make = Factory(seed, bn_momentum, sync_bn)
     if recompute and arch not in BLOCKS:
         raise ValueError(f"recompute: {arch} has no residual blocks to compute again; {', '.join(BLOCKS)} have.")
     if is_application(arch):
-        network = pretrained.build(arch, num_classes=num_classes, image_shape=image_shape, input_size=input_size,
-                                   weights=weights, dropout=dropout, bn_momentum=bn_momentum, sync_bn=sync_bn,
-                                   seed=seed)
+        network = pretrained.build(make, arch, input_size or image_shape[0], weights, num_classes, dropout)
     else:
         if arch not in ARCHITECTURES:
             raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
@@ -46,11 +44,10 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
                              f"filters={filters}.")
         if not 0 <= dropout < 1:
             raise ValueError(f"The dropout rate must be in [0, 1); got {dropout}.")
-        network = ARCHITECTURES[arch](Factory(seed, bn_momentum, sync_bn), num_classes=num_classes,
-                                      image_shape=tuple(image_shape), filters=filters, repeat=repeat, scales=scales,
-                                      dropout=dropout)
+        network = ARCHITECTURES[arch](make, num_classes=num_classes, image_shape=settings.image_shape,
+                                      filters=filters, repeat=repeat, scales=scales, dropout=dropout)
         network.recompute = recompute
-    network.image_shape, network.settings = tuple(image_shape), SimpleNamespace(**settings)
+    network.image_shape, network.settings = settings.image_shape, settings
     return network
 
 

@@ -1,18 +1,16 @@
-"""A network or a strong augmentation that a Python program brings along: made, checked, and told from others."""
+"""A user-supplied network or strong augmentation: built, validated, fingerprinted."""
 from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from libml.errors import UserError
 from libml.lazy import keras, tf
+from libml.networks.randomness import seeded
 
 if TYPE_CHECKING:
     from libml.config import RunConfig
@@ -21,21 +19,8 @@ if TYPE_CHECKING:
     Builder = Callable[[int, tuple[int, int, int]], keras.Model]
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Makes what Keras and NumPy draw without a seed of its own a function of this one; then all is as before."""
-    before = random.getstate(), np.random.get_state()
-    random.seed(seed)  # Keras's initialisers draw their seeds here
-    np.random.seed(np.random.SeedSequence(seed).generate_state(1))
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
 def check_network(network: keras.Model, num_classes: int) -> None:
-    """Raises UserError for what is no built classifier from images to logits, as far as that is seen without a pass."""
+    """Raises UserError unless this is a built classifier from images to logits, as far as that shows without a pass."""
     if not isinstance(network, keras.Model):
         raise UserError(f"The network is {type(network).__name__}; expected a Keras model from images to logits.")
     if not network.built:
@@ -53,12 +38,14 @@ def check_network(network: keras.Model, num_classes: int) -> None:
 
 
 def build_network(builder: Builder, num_classes: int, image_shape: tuple[int, int, int], seed: int) -> keras.Model:
-    """Calls builder(num_classes, image_shape) for a classifier from float images to logits; equal seeds, equal weights.
+    """Calls builder(num_classes, image_shape) and checks that it returns a classifier from float images to logits.
+
+    Equal seeds give equal initial weights.
     """
     if not callable(builder) or isinstance(builder, keras.Model):
         raise UserError(f"network is {type(builder).__name__}; expected a function of num_classes and image_shape that "
                         "returns a Keras model, so that a continued run can build it again.")
-    with _seeded(seed):
+    with seeded(seed):
         network = builder(num_classes, image_shape)
         if isinstance(network, keras.Model) and not network.built:
             network(tf.zeros([1, *image_shape]))  # creates the weights
@@ -75,14 +62,14 @@ def build_network(builder: Builder, num_classes: int, image_shape: tuple[int, in
     return network
 
 
-def name_of(thing: Any) -> str:
-    """Returns the name of a function, a partial one, or an object, in letters that fit a folder's name."""
-    thing = getattr(thing, "func", thing)  # functools.partial
-    return re.sub(r"\W+", "_", getattr(thing, "__name__", type(thing).__name__)).strip("_") or "own"
+def _name_of(function: Callable) -> str:
+    """Returns the name of a function, a partial one, or an object, in letters that suit a folder's name."""
+    function = getattr(function, "func", function)  # functools.partial
+    return re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_") or "own"
 
 
 def _canonical(config: Any, names: dict[str, str]) -> Any:
-    """Returns a Keras configuration with numbers for names: Keras numbers layers by how many there were before."""
+    """Replaces names by numbers in a Keras configuration: Keras numbers layers by how many there were before."""
     if isinstance(config, dict):
         if isinstance(config.get("name"), str):
             names.setdefault(config["name"], f"#{len(names)}")
@@ -96,7 +83,7 @@ def _short_hash(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()[:8]
 
 
-def digest(network: keras.Model) -> str:
+def fingerprint(network: keras.Model) -> str:
     """Returns a short hash of a network's structure, as far as Keras knows it: layers, their settings and weights."""
     try:
         config: Any = network.get_config()
@@ -107,17 +94,20 @@ def digest(network: keras.Model) -> str:
     return _short_hash(facts)
 
 
-def describe(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None) -> RunConfig:
-    """Returns the configuration with what the program brought along; UserError if it contradicts what was stored."""
-    found = {}
+def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None,
+                      ) -> RunConfig:
+    """Returns the configuration with names and fingerprints of what the user supplied; UserError if others are stored.
+    """
+    fingerprints = {}
     if network is not None:
-        found["own_network"] = f"{name_of(network)}-{digest(model.made_of['network'])}"
+        fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(model.made_of['network'])}"
     if strong is not None:
-        found["own_strong"] = name_of(strong)
+        fingerprints["own_strong"] = _name_of(strong)
         if hasattr(strong, "get_config"):
-            found["own_strong"] += f"-{_short_hash(strong.get_config())}"
+            fingerprints["own_strong"] += f"-{_short_hash(strong.get_config())}"
     values = config.values()
-    for name, value in found.items():
+    for name, value in fingerprints.items():
         if values[name] not in ("", value):
-            raise UserError(f"This is a run with {name}={values[name]}, but {name}={value} was given: bring the same.")
-    return config.replace(**found)
+            raise UserError(f"This is a run with {name}={values[name]}, but {name}={value} was given: pass the same "
+                            "one.")
+    return config.replace(**fingerprints)

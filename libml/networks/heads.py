@@ -8,6 +8,7 @@ import tensorflow as tf
 from libml.errors import UserError
 from libml.networks.layers import PACKAGE, Factory, Noise
 from libml.networks.nets import ResidualBlock, WideResNet
+from libml.networks.randomness import derived_seed
 
 
 def _input_of(head: keras.layers.Layer) -> str:
@@ -33,44 +34,37 @@ class Heads(keras.Model):
         super().__init__(name=f"{network.name}_heads")
         self.network, self.seed = network, seed
         self.image_shape = getattr(network, "image_shape", None)
-        self.given = SimpleNamespace(**heads)
-        channels = network.classifier.kernel.shape[0]
-
-        def layer(index, name, head):
-            if not isinstance(head, int):
-                if not head.built:
-                    head.build(self._shape_of(head, channels))
-                return head
-            # Seed sequences of their own, apart from those of the network's layers and of each other.
-            own = None if seed is None else int(np.random.SeedSequence([seed, head, index]).generate_state(1)[0])
-            return Factory(own, 0.0, False).dense(name, channels, head)
-
+        self.given = SimpleNamespace(**heads)  # which Keras does not track
         for name in {"logits", "embedding", "map"} & set(heads):
             raise ValueError(f"A head cannot be called {name!r}: every network has an output of that name.")
-        self.heads = {name: layer(index, name, head) for index, (name, head) in enumerate(heads.items())}
+        channels = network.classifier.kernel.shape[0]
+        self.heads = {}
+        for index, (name, head) in enumerate(heads.items()):
+            if isinstance(head, int):
+                head = Factory(derived_seed(seed, head, index)).dense(name, channels, head)
+            elif not head.built:
+                head.build((None, channels) if _input_of(head) == "embedding" else (None, *self._map_shape(head)))
+            self.heads[name] = head
         self.built = True
 
-    def _shape_of(self, head: keras.layers.Layer, channels: int) -> tuple:
-        """The shape of what a head sees."""
-        if _input_of(head) == "embedding":
-            return None, channels
+    def _map_shape(self, head: keras.layers.Layer) -> tuple[int, ...]:
         if not hasattr(self.network, "map_shape"):
             raise UserError(f"The network {self.network.name} has no feature map for the head {head.name}: use one of "
                             "libml.networks, or one of your own with `map_shape` and the output \"map\" as there.")
-        return None, *self.network.map_shape
+        return self.network.map_shape
 
     def count_features(self) -> int:
         """What training keeps of one image."""
         return self.network.count_features()
 
     def get_config(self):
-        """What it was made with."""
+        """Returns the constructor's arguments."""
         return {name: keras.saving.serialize_keras_object(value) for name, value in (
             ("network", self.network), ("heads", vars(self.given)), ("seed", self.seed))}
 
     @classmethod
     def from_config(cls, config):
-        """Makes one of what `get_config` returned."""
+        """Builds one from what `get_config` returned."""
         return cls(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
 
     def call(self, images, training=False, seed=None, outputs=None, **options):
@@ -78,9 +72,9 @@ class Heads(keras.Model):
         if outputs is None:
             return self.network(images, training=training, seed=seed, **options)
         inner = tuple(dict.fromkeys(_input_of(self.heads[name]) if name in self.heads else name for name in outputs))
-        found = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
-                         strict=True))
-        return tuple(self.heads[name](found[_input_of(self.heads[name])]) if name in self.heads else found[name]
+        values = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
+                          strict=True))
+        return tuple(self.heads[name](values[_input_of(self.heads[name])]) if name in self.heads else values[name]
                      for name in outputs)
 
 
@@ -97,7 +91,7 @@ class TeacherAndStudent(keras.Model):
         return self.student.count_features() + self.teacher.count_features()
 
     def call(self, images, training=False, seed=None, outputs=None, teacher=False, **options):
-        """What one of the two gives."""
+        """Returns what one of the two does."""
         network = self.teacher if teacher else self.student
         return network(images, training=training, seed=seed, outputs=outputs, **options)
 
@@ -143,8 +137,7 @@ class Decoders(keras.Model):
         super().__init__(name=f"{network.name}_decoders")
         self.network, self.decoders = network, {}
         for index, (name, count) in enumerate(units.items()):
-            own = None if seed is None else int(np.random.SeedSequence([seed, 2 ** 31, index]).generate_state(1)[0])
-            make = Factory(own, network.norm.momentum, network.norm.sync)
+            make = Factory(derived_seed(seed, 2 ** 31, index), network.norm.momentum, network.norm.sync)
             self.decoders[name] = _Decoder(make, f"decoder_{name}", network, count)
         self.built = True
 
@@ -156,12 +149,17 @@ class Decoders(keras.Model):
         if outputs is None:
             return self.network(images, training=training, seed=seed)
         noise = Noise(seed, 0.0)
-        found = {"map": self.network.early(images, training, noise)}
+        values = {"map": self.network.early(images, training, noise)}
         if "logits" in outputs:
-            x = self.network.late(found["map"], training, noise)
-            found["logits"] = self.network.classifier(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
-        return tuple(found[name] if name in found else self.decoders[name](
-            original, found["map"], training=training, noise=noise) for name in outputs)
+            x = self.network.late(values["map"], training, noise)
+            values["logits"] = self.network.classifier(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
+        return tuple(values[name] if name in values else self.decoders[name](
+            original, values["map"], training=training, noise=noise) for name in outputs)
+
+
+def _factory(seed: int | None, units: int) -> Factory:
+    """Heads of one seed differ by their width."""
+    return Factory(None if seed is None else seed + units)
 
 
 class Projection(keras.layers.Layer):
@@ -180,14 +178,14 @@ class Projection(keras.layers.Layer):
 
     def build(self, input_shape):
         """Makes the layers for embeddings [N, channels]."""
-        make, channels = Factory(None if self.seed is None else self.seed + self.units, 0.0, False), input_shape[-1]
+        make, channels = _factory(self.seed, self.units), input_shape[-1]
         self.hidden = make.dense("projection_hidden", channels, channels)
         self.final = make.dense("projection_final", channels, self.units)
 
     def call(self, embedding):
         """Vectors [N, units]."""
-        found = self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope))
-        return tf.math.l2_normalize(found, -1) if self.normalize else found
+        vectors = self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope))
+        return tf.math.l2_normalize(vectors, -1) if self.normalize else vectors
 
 
 class MapVector(keras.layers.Layer):
@@ -206,8 +204,8 @@ class MapVector(keras.layers.Layer):
 
     def build(self, input_shape):
         """Makes the layer for maps [N, H, W, channels]."""
-        make = Factory(None if self.seed is None else self.seed + self.units, 0.0, False)
-        self.dense = make.dense("map_vector_dense", int(np.prod(input_shape[1:])), self.units)
+        make, size = _factory(self.seed, self.units), int(np.prod(input_shape[1:]))
+        self.dense = make.dense("map_vector_dense", size, self.units)
 
     def call(self, features):
         """Vectors [N, units]."""

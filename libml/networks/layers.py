@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
-import numpy as np
 import tensorflow as tf
+
+from libml.networks.randomness import derived_seed, uniform
 
 PACKAGE = "cssl"  # of the names under which Keras saves classes
 
 
 @contextmanager
 def dtype_policy(name: str) -> Iterator[None]:
-    """Makes layers in a precision: they take the policy that holds when they are made."""
+    """Sets the precision of the layers that are made meanwhile."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:
@@ -33,7 +34,7 @@ class BatchNormalization(keras.layers.Layer):
         self.momentum, self.epsilon, self.sync = momentum, epsilon, sync
 
     def get_config(self):
-        """What it was made with."""
+        """Returns the constructor's arguments."""
         return super().get_config() | {"momentum": self.momentum, "epsilon": self.epsilon, "sync": self.sync}
 
     def build(self, input_shape):
@@ -78,14 +79,13 @@ class BatchNormalization(keras.layers.Layer):
 class Factory:
     """Makes built layers with the project's initialisers, each with a seed of its own."""
 
-    def __init__(self, seed: int | None, bn_momentum: float, sync_bn: bool):
+    def __init__(self, seed: int | None, bn_momentum: float = 0.0, sync_bn: bool = False):
         self.seed, self.bn_momentum, self.sync_bn = seed, bn_momentum, sync_bn
         self.index = itertools.count()
 
     def _seed(self) -> int | None:
-        if self.seed is None:
-            return None
-        return int(np.random.SeedSequence([self.seed, next(self.index)]).generate_state(1)[0] >> 1)
+        seed = derived_seed(self.seed, next(self.index))
+        return None if seed is None else seed >> 1
 
     def conv(self, name: str, channels: int, filters: int, size: int, stride: int = 1, padding: str = "same"):
         init = keras.initializers.RandomNormal(stddev=1 / math.sqrt(0.5 * size * size * filters), seed=self._seed())
@@ -115,9 +115,7 @@ class Noise:
     def uniform(self, shape):
         seed = tf.random.experimental.stateless_fold_in(self.seed, self.drawn, alg="philox")
         self.drawn += 1
-        # From integers, because XLA makes other floats of the same bits; float32, as half would distort the rate.
-        bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
-        return tf.cast(bits, tf.float32) * 2.0 ** -32 + 0.5
+        return uniform(shape, seed)
 
     def dropout(self, x, rate=None):
         rate = self.dropout_rate if rate is None else rate

@@ -24,17 +24,17 @@ class Network(keras.Model):
         self.dropout = dropout
 
     def get_config(self):
-        """The arguments of `build`, and the precision."""
-        # Whoever makes it again has its weights, too.
+        """Returns the arguments of `build`, and the precision."""
+        # Whoever builds it again has its weights, too.
         return {"dtype_policy": self.dtype_policy.name, **vars(self.settings), "weights": "none"}
 
     @classmethod
     def from_config(cls, config):
-        """Builds a network of what `get_config` returned."""
+        """Builds a network from what `get_config` returned."""
+        from libml.networks.builder import build  # which needs this class
+
         config = dict(config)
         with dtype_policy(config.pop("dtype_policy")):
-            from libml.networks.builder import build  # which needs this class
-
             return build(**config)
 
     def twin(self, seed: int | None) -> keras.Model:
@@ -74,7 +74,7 @@ class Network(keras.Model):
         unknown = set(outputs) - {"logits", "embedding", "map"}
         if unknown:
             raise ValueError(f"{self.name} has no output {', '.join(map(repr, sorted(unknown)))}; it has logits, "
-                             "embedding and map, and models.Heads gives it more.")
+                             "embedding and map, and networks.Heads gives it more.")
         found = {"embedding": embedding, "map": x}
         return tuple(found[name] if name in found else self.classifier(embedding) for name in outputs)
 

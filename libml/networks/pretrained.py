@@ -1,9 +1,8 @@
 """A network of keras.applications with the interface of the others: preprocessing, body, mean, new classifier."""
-import random
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
@@ -14,6 +13,7 @@ from libml.errors import UserError
 from libml.networks import applications
 from libml.networks.layers import Factory
 from libml.networks.nets import Network
+from libml.networks.randomness import seeded
 
 
 def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
@@ -59,8 +59,8 @@ class Application(Network):
         # Randomness comes from the seed of this pass: the layers' own states are set for it, and put back.
         seeds = [(state, tf.convert_to_tensor(state)) for state in self._seeds()] if training else []
         for i, (state, _) in enumerate(seeds):
-            own = tf.random.experimental.stateless_fold_in(noise.seed, i, alg="philox")
-            state.assign(tf.cast(own, state.dtype))
+            seed = tf.random.experimental.stateless_fold_in(noise.seed, i, alg="philox")
+            state.assign(tf.cast(seed, state.dtype))
         x = self.body(self.preprocess((x + 1) * 127.5), training=training)
         for state, value in seeds:
             state.assign(value)
@@ -85,21 +85,12 @@ class Application(Network):
         return sum(tf.TensorShape(output.shape[1:]).num_elements() for output in outputs)
 
 
-def build(arch: str, *, num_classes: int, image_shape: Sequence[int], input_size: int = 0, weights: str = "none",
-          dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False, seed: int | None = None,
-          ) -> Application:
-    """Returns the network `keras:NAME`, with weights of its body from a file or ImageNet, or initial ones.
-
-    Images of another side than `input_size` are resized within it (0: none are). Equal seeds give equal initial
-    weights.
-    """
+def build(make: Factory, arch: str, side: int, weights: str, num_classes: int, dropout: float) -> Application:
+    """Returns the network `keras:NAME` for images of side x side, with weights of its body from a file or ImageNet, or
+    initial ones."""
     name, arguments = applications.parse(arch)
-    side = input_size or image_shape[0]
-    before = random.getstate()
-    if seed is not None:
-        random.seed(seed)  # from where Keras takes the seeds of its initialisers
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), seeded(make.seed):
             warnings.simplefilter("ignore")  # weights of the native size are what other sizes start from, too
             body = getattr(keras.applications, name)(
                 include_top=False, weights="imagenet" if weights == "imagenet" else None, input_shape=(side, side, 3),
@@ -112,15 +103,12 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], input_size
         raise UserError(f"The ImageNet weights of {name} cannot be downloaded ({message[-120:]}). Download {url[0]} "
                         "elsewhere and put it into ~/.keras/models, or name the file with --weights=FILE; "
                         "--weights=none starts without.") from error
-    finally:
-        random.setstate(before)
     if weights not in ("none", "imagenet"):
         load_weights(body, expand("weights", weights), name)
     for layer in _layers(body):
         if isinstance(layer, keras.layers.BatchNormalization):
-            layer.momentum, layer.synchronized = bn_momentum, sync_bn
-    return Application(Factory(seed, bn_momentum, sync_bn), body, _preprocessing(name), num_classes=num_classes,
-                       dropout=dropout)
+            layer.momentum, layer.synchronized = make.bn_momentum, make.sync_bn
+    return Application(make, body, _preprocessing(name), num_classes=num_classes, dropout=dropout)
 
 
 def _preprocessing(name: str) -> Callable:
@@ -146,12 +134,11 @@ def load_weights(body: keras.Model, path: Path, name: str) -> None:
         raise UserError(f"The weights in {path} do not fit ({reason}); {expected}.") from error
 
 
-def _copy_weights(found: keras.Model, body: keras.Model) -> None:
+def _copy_weights(whole: keras.Model, body: keras.Model) -> None:
     """Copies the weights of a model that begins like `body`, or has one within it that does."""
     shapes = [tuple(v.shape) for v in body.weights]
-    models_ = [found, *(layer for layer in found.layers if isinstance(layer, keras.Model))]
-    for model in models_:
+    for model in (whole, *(layer for layer in whole.layers if isinstance(layer, keras.Model))):
         if [tuple(v.shape) for v in model.weights[:len(shapes)]] == shapes:
             body.set_weights([v.numpy() for v in model.weights[:len(shapes)]])
             return
-    raise ValueError(f"its {len(found.weights)} weights have other shapes than the {len(shapes)} wanted")
+    raise ValueError(f"its {len(whole.weights)} weights have other shapes than the {len(shapes)} wanted")

@@ -441,7 +441,7 @@ def test_a_digest_tells_structures_apart_and_nothing_else():
     def plain(units):
         return own.build_network(lambda c, shape: Plain(units), 4, (8, 8, 3), 0)
 
-    found = [own.digest(network) for network in (net(), net(), net(kernel=1), net(skip=False), plain(5), plain(5),
+    found = [own.fingerprint(network) for network in (net(), net(), net(kernel=1), net(skip=False), plain(5), plain(5),
                                                  plain(6))]
     assert found[0] == found[1] and found[4] == found[5] and len(set(found)) == 5
 

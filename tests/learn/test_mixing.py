@@ -23,7 +23,7 @@ def test_weights_have_the_distribution_of_the_larger_part(beta):
 @pytest.mark.parametrize("beta", [0.3, 0.75, 3.0])
 def test_weights_are_the_quantiles_of_their_uniform_numbers(beta):
     """The table's error stays below 1e-5 between its knots but for the rare first cell."""
-    bits = mixing._bits([500], SEED).numpy().astype(np.float64) * 2.0 ** -32 + 0.5
+    bits = mixing.bits([500], SEED).numpy().astype(np.float64) * 2.0 ** -32 + 0.5
     exact = scipy.stats.beta.isf(0.5 * bits, beta, beta)
     np.testing.assert_allclose(mixing.beta_weights(500, beta=beta, seed=SEED), exact, atol=2e-5)
 
@@ -49,7 +49,7 @@ def test_normal_numbers():
 
 def test_normal_numbers_are_finite_at_the_ends(monkeypatch):
     ends = tf.constant([-2 ** 31, 2 ** 31 - 1], tf.int32)
-    monkeypatch.setattr(mixing, "_bits", lambda shape, seed: ends)
+    monkeypatch.setattr(mixing, "bits", lambda shape, seed: ends)
     assert np.isfinite(mixing.normal([2], SEED)).all()
 
 

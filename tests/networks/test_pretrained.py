@@ -151,7 +151,7 @@ def test_views_become_what_preprocess_input_makes_of_pixels(name, expected):
 
 
 def test_other_sizes_are_resized_within_the_network():
-    net = pretrained.build(SMALL, num_classes=5, image_shape=(16, 16, 3), input_size=32, seed=1)
+    net = networks.build(SMALL, num_classes=5, image_shape=(16, 16, 3), input_size=32, seed=1)
     x = images(shape=(16, 16, 3))
     np.testing.assert_allclose(net(x), net(tf.image.resize(x, (32, 32))), atol=1e-6)
     assert net.body.input_shape == (None, 32, 32, 3)
@@ -311,7 +311,7 @@ def test_replicas_draw_apart_and_repeat():
 
 
 def test_all_random_layers_of_efficientnet_are_found():
-    net = pretrained.build("keras:EfficientNetB0", num_classes=3, image_shape=(32, 32, 3), seed=1)
+    net = networks.build("keras:EfficientNetB0", num_classes=3, image_shape=(32, 32, 3), seed=1)
     kept = [v for v in net.non_trainable_variables if "seed" in v.name]
     assert len(kept) == len(net._seeds()) > 5 and net.needs_seed_in_training
     x = images(4, shape=(32, 32, 3))
@@ -360,7 +360,7 @@ def test_onednn_is_trusted_but_with_narrow_strided_convolutions(monkeypatch, tmp
     assert RunConfig.of(CSSL, arch=SMALL, filters=3).trusts_onednn
     for name, narrow in (("Xception", True), ("MobileNetV3Small", False)):
         config = RunConfig.of(Supervised, arch=f"keras:{name}", train_dir=str(tmp_path / "runs"))
-        net = pretrained.build(f"keras:{name}", num_classes=2, image_shape=(96, 96, 3))
+        net = networks.build(f"keras:{name}", num_classes=2, image_shape=(96, 96, 3))
         assert config.trusts_onednn == net.trusts_onednn == (not narrow)
         if narrow:
             with pytest.raises(UserError, match="keras:Xception: oneDNN.* Set TF_ENABLE_ONEDNN_OPTS=0"):
@@ -407,7 +407,7 @@ def weight_files(tmp_path_factory):
                                   "legacy.h5"])
 def test_weights_come_from_files(weight_files, name):
     folder, wanted = weight_files
-    net = pretrained.build(SMALL, num_classes=5, image_shape=(32, 32, 3), weights=str(folder / name), seed=1)
+    net = networks.build(SMALL, num_classes=5, image_shape=(32, 32, 3), weights=str(folder / name), seed=1)
     for found, expected in zip(net.body.get_weights(), wanted, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert net.classifier.kernel.shape == (102, 5)
@@ -419,7 +419,7 @@ def test_weights_come_from_files(weight_files, name):
     ("garbage.weights.h5", "do not fit")])
 def test_other_files_are_one_line(weight_files, name, message):
     with pytest.raises(UserError, match=message) as caught:
-        pretrained.build(SMALL, num_classes=5, image_shape=(32, 32, 3), weights=str(weight_files[0] / name))
+        networks.build(SMALL, num_classes=5, image_shape=(32, 32, 3), weights=str(weight_files[0] / name))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
@@ -440,7 +440,7 @@ def test_a_missing_download_is_one_line(monkeypatch, tmp_path, program):
 
 def test_sizes_that_do_not_suit_are_one_line():
     with pytest.raises(UserError, match="keras:InceptionV3 cannot be made for images of 32x32: Input size must be at"):
-        pretrained.build("keras:InceptionV3", num_classes=2, image_shape=(32, 32, 3))
+        networks.build("keras:InceptionV3", num_classes=2, image_shape=(32, 32, 3))
 
 
 # A whole run.

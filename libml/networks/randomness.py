@@ -1,0 +1,40 @@
+"""Randomness that follows from seeds: numbers in the graph, seeds of layers, what Keras draws. Needs no TensorFlow."""
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from libml.lazy import tf
+
+
+def bits(shape: Sequence[int] | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Random integers over all of int32, because XLA makes other floats of the same bits."""
+    return tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
+
+
+def uniform(shape: Sequence[int] | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Numbers in [0, 1], all but evenly spread; float32 in any precision, as half would distort a rate."""
+    return tf.cast(bits(shape, seed), tf.float32) * 2.0 ** -32 + 0.5
+
+
+def derived_seed(seed: int | None, *place: int) -> int | None:
+    """Returns the seed of a place, apart from those of all other places; None of None."""
+    return None if seed is None else int(np.random.SeedSequence([seed, *place]).generate_state(1)[0])
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Makes what Keras and NumPy draw without a seed of its own follow from this one (unless None), and nothing else.
+    """
+    before = random.getstate(), np.random.get_state()
+    if seed is not None:
+        random.seed(seed)  # Keras's initialisers draw their seeds here
+        np.random.seed(np.random.SeedSequence(seed).generate_state(1))
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
