@@ -1,4 +1,7 @@
-"""Weak views, CTAugment, RandAugment and AutoAugment, in the graph and bit for bit what Pillow makes."""
+"""Augmentation: weak views, CTAugment, RandAugment and AutoAugment, in the graph and bit for bit what Pillow makes.
+
+Imports no other room; knows no dataset, no network, no method and no run.
+"""
 from libml.lazy import exports
 
 _NAMES = {"augmenter": ("Augmenter", "to_float", "to_uint8"),

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.augment import kernels
-from libml.learn import mixing
+from libml.randomness import uniform
 
 NUMBERS = {"projective": 8, "affine": 6, "similarity": 5, "euclidean": 4, "ccbs": 4}  # that describe each of them
 _CENTRE = np.array([0, 0, 16, 0, 0, 16, 0, 0])  # of a projection's coefficients, and their spread: for any image size
@@ -92,7 +92,7 @@ def transform(images: tf.Tensor, seed: tf.Tensor) -> dict[str, tuple[tf.Tensor, 
     Affine, similarity and Euclidean transformation share one draw, of which each uses as much as it has freedom.
     """
     n, height, width = images.shape[:3]
-    u = mixing.uniform([n, 19], seed)
+    u = uniform([n, 19], seed)
     reach = min(4, width // 8)  # pixels; smaller images must not fold
     turns, shifts = tf.minimum(tf.floor(4 * u[:, 0]), 3), tf.floor((2 * reach + 1) * u[:, 1:9]) - reach
     points = corners(0.8 + 0.4 * u[:, 9], turns, tf.reshape(tf.minimum(shifts, reach), [n, 4, 2]), height, width)

@@ -1,4 +1,4 @@
-"""Machines: which devices and processes compute a run, what they share, how much memory there is, who holds a folder.
+"""Machines: which devices and processes compute a run, what they share, what a machine has, who holds a folder.
 
 May import `libml.config`; knows no dataset, no network and no method.
 """

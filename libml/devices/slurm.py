@@ -1,4 +1,7 @@
-"""SLURM: which processes a job has, from the variables that it sets for them. Plain functions of the environment."""
+"""SLURM: which processes a job has, from the variables that it sets for them. Plain functions of the environment.
+
+TensorFlow's SlurmClusterResolver sorts hosts by name, node10 before node9: then its tasks are not SLURM's ranks.
+"""
 import re
 from collections.abc import Mapping
 

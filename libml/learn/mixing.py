@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from libml.lazy import tf
-from libml.networks.randomness import bits, uniform
+from libml.randomness import bits, uniform
 
 _KNOTS = 1025  # of the quantile function; linear in between, to within 1e-4 of the exact weight
 

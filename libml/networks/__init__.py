@@ -1,6 +1,6 @@
-"""Networks: their layers, by name, from keras.applications, or a user's own; and the heads that methods add.
+"""Networks: their layers, by name, from keras.applications, or a user's own; heads, and how much memory they need.
 
-May import `libml.data.files` and what stands at the top of libml without TensorFlow; knows no method and no run.
+May import `libml.data.files`; knows no dataset, no method and no run.
 """
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from libml.errors import UserError
 from libml.lazy import keras, tf
-from libml.networks.randomness import seeded
+from libml.randomness import seeded
 
 if TYPE_CHECKING:
     from libml.config import RunConfig

@@ -8,7 +8,7 @@ import tensorflow as tf
 from libml.errors import UserError
 from libml.networks.layers import PACKAGE, Factory, Noise
 from libml.networks.nets import ResidualBlock, WideResNet
-from libml.networks.randomness import derived_seed
+from libml.randomness import derived_seed
 
 
 def _input_of(head: keras.layers.Layer) -> str:

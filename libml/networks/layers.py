@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from libml.networks.randomness import derived_seed, uniform
+from libml.randomness import derived_seed, uniform
 
 PACKAGE = "cssl"  # of the names under which Keras saves classes
 

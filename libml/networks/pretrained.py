@@ -13,7 +13,7 @@ from libml.errors import UserError
 from libml.networks import applications
 from libml.networks.layers import Factory
 from libml.networks.nets import Network
-from libml.networks.randomness import seeded
+from libml.randomness import seeded
 
 
 def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:

@@ -1,4 +1,5 @@
 """Results: what predictions are judged by, tables and figures of runs, predictions and exports of trained models.
 
-May import everything else but the training loop and `libml.experiment`; nothing that trains depends on it but metrics.
+May import `libml.augment`, `libml.data`, `libml.networks`, `libml.learn`, `libml.config` and `libml.run`; the loop that
+trains uses its scores, and knows nothing else of it.
 """
