@@ -76,8 +76,8 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
         shapes = [(labeled_count, *data.image_shape), (labeled_count,), (unlabeled_count, *data.image_shape),
                   (unlabeled_count,)]
         names = ["labeled", "label", "unlabeled", "unlabeled_label"]
-        made = {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
-        return made | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
+        parts = {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
+        return parts | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -63,12 +63,11 @@ def write(folder: Path, build: Callable[[Writer], None]) -> None:
 
 def read_or_build(folder: Path, build: Callable[[Writer], None]) -> tuple[dict[str, np.ndarray], dict]:
     """Returns what `read` does, after building the cache where there is none."""
-    found = read(folder)
-    if found is None:
+    if (contents := read(folder)) is None:
         write(folder, build)
-        found = read(folder)
-    assert found is not None
-    return found
+        contents = read(folder)
+    assert contents is not None
+    return contents
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
@@ -78,9 +77,8 @@ def read(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
     try:
         contents = json.loads((folder / CONTENTS).read_text())
         for name, size in contents["files"].items():
-            found = (folder / name).stat().st_size
-            if found != size:
-                raise ValueError(f"{name} has {found} bytes instead of {size}")
+            if (actual := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {actual} bytes instead of {size}")
         return {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
                 for name in contents["files"]}, contents["meta"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

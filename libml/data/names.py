@@ -85,7 +85,7 @@ class DatasetName:
 
     @property
     def path(self) -> str:
-        """Where own images are: a folder or a CSV file, "" for other datasets."""
+        """Where a user's images are: a folder or a CSV file; "" for other datasets."""
         kind, _, path = self.dataset.partition(":")
         return path if kind in ("folder", "csv") else ""
 
@@ -106,14 +106,14 @@ class DatasetName:
 
     @property
     def entry(self) -> Dataset:
-        """What is known of the dataset; of own images nothing."""
+        """What is known of the dataset; of a user's images nothing."""
         return DATASETS.get(self.dataset, Dataset())
 
 
 def parse_name(text: str) -> DatasetName:
     """Parses <dataset>.<seed>@<labels>-<valid>; the dataset's name may itself hold dots and slashes (folder:PATH).
 
-    Own images may be named without the rest: all labels, and a split that suits them.
+    A user's images may be named without the rest: all labels, and a split that suits them.
     """
     match = re.fullmatch(r"(?P<dataset>.+)\.(?P<seed>\d{1,18})@(?P<labels>\d{1,18}|all)-(?P<valid>\d{1,18})", text)
     if not match and re.match("(folder|csv):.", text) and not re.search(r"\.\d+@[^/]*$", text):

@@ -1,4 +1,4 @@
-"""The sets of a semi-supervised dataset, and batches that are a pure function of (seed, step)."""
+"""The labelled, unlabelled, validation and test images of a dataset: what they are, loading and dividing them."""
 from __future__ import annotations
 
 import hashlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
 WHITENED, CHUNK = 50_000, 256  # images that whitening looks at, and how many at a time
-VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of own labelled images, for validation, where every class has so many
+VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of a user's labelled images, for validation, where every class has so many
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SSLData:
         class_names: one name per class.
         mirror: whether mirroring is part of the default weak augmentation.
         notes: warnings for the user to read.
-        remarks: what was done with own images, one line each.
+        remarks: how a user's images were divided, one line each.
         calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
         calibration_classes: [K] int64, their classes.
         listing: the image files that they were read from, if any.
@@ -87,11 +87,6 @@ class SSLData:
     def image_shape(self) -> tuple[int, int, int]:
         """Height, width, channels."""
         return tuple(self.images.shape[1:])
-
-    @property
-    def shift(self) -> int:
-        """The default weak augmentation's padding: an eighth of the width (4 at 32x32, 12 at 96x96)."""
-        return self.images.shape[2] // 8
 
     @property
     def label_prior(self) -> np.ndarray:
@@ -134,7 +129,7 @@ class SSLData:
         return mean.astype(np.float32), deviation.astype(np.float32)
 
     def held_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns validation images and labels that nothing was trained on: the published splits let both sets meet."""
+        """Returns validation images and labels, without labelled training images: the published splits overlap."""
         chosen = np.setdiff1d(self.valid, self.labeled)
         chosen = chosen[self.labels[chosen] >= 0]
         return self.images[chosen], self.labels[chosen]
@@ -183,15 +178,11 @@ class DataFacts:
         """The number of classes."""
         return len(self.class_names)
 
-    @property
-    def shift(self) -> int:
-        """The default weak augmentation's padding, as `SSLData.shift`."""
-        return self.image_shape[1] // 8
-
     def augmenter(self, augment: str, **settings) -> Augmenter:
-        """Makes the views, as `SSLData.augmenter`; compiled ones on a GPU, where few others could be made."""
+        """Makes the views, as `SSLData.augmenter`: on a GPU compiled ones, as few others can be made there; weak ones
+        are shifted by up to an eighth of the width (4 at 32x32, 12 at 96x96)."""
         compiled = bool(tf.config.list_physical_devices("GPU"))
-        return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.shift,
+        return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.image_shape[1] // 8,
                          **{"jit_compile": compiled} | settings)
 
     def to_dict(self) -> dict:
@@ -204,18 +195,17 @@ class DataFacts:
                 "calibration": 0 if self.calibration is None else len(self.calibration[1])}
 
     @classmethod
-    def from_dict(cls, found: dict) -> DataFacts:
+    def from_dict(cls, facts: dict) -> DataFacts:
         """Reads data.json; ValueError, KeyError or TypeError if it is something else."""
-        statistics = found["image_statistics"]
+        names, statistics, prior = facts["class_names"], facts["image_statistics"], facts.get("label_prior")
         if statistics is not None:
             mean, deviation = (np.asarray(x, np.float32) for x in statistics)
             statistics = mean, deviation
-        names, (height, width, channels), (labeled, unlabeled) = (
-            found["class_names"], map(int, found["image_shape"]), map(int, found["set_sizes"]))
+        (height, width, channels), (labeled, unlabeled) = map(int, facts["image_shape"]), map(int, facts["set_sizes"])
         if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
             raise ValueError(f"class_names is {names!r}")
-        prior, size = found.get("label_prior"), int(found.get("calibration", 0))
-        return cls(names, (height, width, channels), (labeled, unlabeled), bool(found["mirror"]), statistics,
+        size = int(facts.get("calibration", 0))
+        return cls(names, (height, width, channels), (labeled, unlabeled), bool(facts["mirror"]), statistics,
                    None if prior is None else np.asarray(prior, np.float64),
                    (np.zeros((size, height, width, channels), np.uint8), np.zeros(size, np.int64)))
 
@@ -227,7 +217,7 @@ def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | N
     Args:
         name: as on the command line.
         data_dir: folder of the TFDS datasets and of decoded images.
-        image_size: side of images from files, by default 32 or (folder:PATH) what suits them.
+        image_size: side to which a user's images are resized; by default 32, or what suits all of a folder.
         listing: these files, where they are listed already.
     """
     parsed = parse_name(name)
@@ -310,8 +300,8 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         for array in (images, labels, test_images, test_labels):
             digest.update(np.ascontiguousarray(array).data)
         name = f"arrays:{digest.hexdigest()[:8]}"
-    if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # a copy, which may be large, only where it must be
-        first = np.argsort(labels < 0, kind="stable")  # labelled images first: validation images need labels
+    if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # labelled images first, as validation images need labels;
+        first = np.argsort(labels < 0, kind="stable")  # the copy may be large: only where it must be
         images, labels = images[first], labels[first]
     source = sources.Source(images, labels, test_images, test_labels,
                             class_names or [str(c) for c in range(num_classes)], mirror=mirror)
@@ -337,10 +327,10 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     drawn = labels  # where labelled images come from
     if published:
         order = np.asarray(source.unlabeled_order)
-    else:  # own data: images without a label follow after all those with one
+    else:  # a user's: images without a label follow after all those with one
         order = np.concatenate([splits.unlabeled_order(labels, frequencies), np.arange(num_known, len(source.labels))])
         if name.is_whole:
-            valid, remark = _own_validation(source, labels, name)
+            valid, remark = _validation_of_user(source, labels, name)
             order, num_valid = np.concatenate([valid, order[~np.isin(order, valid)]]), len(valid)
             remarks.append(remark)
         if num_valid >= num_known:
@@ -374,8 +364,8 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
                    notes, remarks)
 
 
-def _own_validation(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
-    """Returns the indices of the validation images of own data, and what to say about them."""
+def _validation_of_user(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
+    """Returns the indices of the validation images of a user's data, and what to say about them."""
     if source.valid is not None:
         return source.valid, f"{len(source.valid)} images of its own are for validation."
     fewest = int(np.bincount(labels, minlength=len(source.class_names)).min())

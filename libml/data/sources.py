@@ -174,9 +174,8 @@ def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: ca
     if dataset.tfds_name == "stl10":
         candidates = [version_dir / "fold_indices.txt",
                       *sorted((data_dir / "downloads" / "extracted").glob("*/stl10_binary/fold_indices.txt"))]
-        found = next((path for path in candidates if path.exists()), None)
-        if found:
-            writer.add("folds", np.array([line.split() for line in found.read_text().splitlines() if line], np.int64))
+        for file in [path for path in candidates if path.exists()][:1]:
+            writer.add("folds", np.array([line.split() for line in file.read_text().splitlines() if line], np.int64))
 
 
 def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, labels: np.ndarray) -> None:
@@ -277,8 +276,8 @@ def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
 def _decode_file(file: str | Path, size: int) -> np.ndarray | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = read_image(file, size, size)
-    return None if isinstance(found, str) else found
+        image = read_image(file, size, size)
+    return None if isinstance(image, str) else image
 
 
 def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,

@@ -57,7 +57,7 @@ def test_cifar100_in_canonical_order_with_fine_labels(cifar100):
     np.testing.assert_array_equal(dataset.test_labels, stored["test"][1])
     assert dataset.num_classes == 100 and dataset.class_names[7] == "fine7"
     assert sorted(dataset.labeled_classes.tolist()) == list(range(100))
-    assert dataset.mirror and dataset.shift == 4
+    assert dataset.mirror and dataset.augmenter().shift == 4
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-9])])
@@ -128,7 +128,7 @@ def test_stl10_has_its_unlabelled_split_after_train(stl10):
     np.testing.assert_array_equal(dataset.images[1100:], stored["unlabeled"][0])
     np.testing.assert_array_equal(dataset.labels[:1100], stored["train"][1])
     assert set(dataset.labels[1100:]) == {-1}
-    assert dataset.shift == 12 and dataset.class_names[3] == "name3"
+    assert dataset.augmenter().shift == 12 and dataset.class_names[3] == "name3"
     assert sorted(dataset.order.tolist()) == list(range(1160))
     assert np.bincount(dataset.labels[dataset.order[:1000]]).tolist() == [100] * 10  # equal shares, all of known class
 
@@ -174,7 +174,7 @@ def test_fashion_mnist_is_padded_and_has_three_equal_channels(tmp_path):
 def test_digits_are_embedded():
     dataset = data.load("digits.1@40-1", "/nowhere")
     assert dataset.images.shape == (1437, 16, 16, 3) and dataset.test_images.shape == (360, 16, 16, 3)
-    assert not dataset.mirror and dataset.shift == 2
+    assert not dataset.mirror and dataset.augmenter().shift == 2
     assert np.bincount(dataset.labeled_classes).tolist() == [4] * 10
     assert (dataset.images[..., 0] == dataset.images[..., 2]).all()
     bunch, found = load_digits(), sources._digits_table()
