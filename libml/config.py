@@ -41,7 +41,7 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
         high: largest value.
         above: every value is larger than this.
         choices: all values of an option that is a word.
-        also: the form of further values, which begin as it does up to the colon.
+        also: the form of further values, which begin like it up to the colon.
         named: whether the run folder's name has it: always, never, or (None) where it is not the default.
         fixed: whether a run can only be continued with the same value.
         row: whether runs that differ in it stand in different rows of a table.
@@ -171,10 +171,6 @@ def _short(path: Path) -> str:
     return f"{path.name}-{_digest(str(path))}"
 
 
-def _is_utf8(text: str) -> bool:
-    return not any(0xD800 <= ord(letter) < 0xE000 for letter in text)  # how Python shows other bytes
-
-
 def _checked(name: str, value: Any, field: Any) -> Any:
     """Returns a value in the option's type; OptionError if it is of another one or out of range."""
     kind, facts = type(field.default), field.metadata
@@ -184,7 +180,7 @@ def _checked(name: str, value: Any, field: Any) -> Any:
         value = float(value) if abs(value) < 2 ** 53 else math.inf
     if kind is not type(value):
         raise OptionError(f"{name}={value!r}: expected {'text' if kind is str else kind.__name__}.")
-    if kind is str and not _is_utf8(value):
+    if kind is str and value.encode(errors="ignore").decode() != value:  # surrogates, as Python shows other bytes
         raise OptionError(f"{name}={value!a}: expected text in UTF-8.")
     further = facts["also"] and value.startswith(facts["also"].split(":")[0] + ":")
     if facts["choices"] and value not in facts["choices"] and not further:

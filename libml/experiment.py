@@ -49,8 +49,7 @@ COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 def load(config: RunConfig) -> SSLData:
     """Loads the images of a run."""
     options = config.data
-    return libml.data.load(options.dataset, options.data_dir or libml.data.DEFAULT_DATA_DIR, options.image_size,
-                           config.listing)
+    return libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
 
 
 def divided(config: RunConfig, data: SSLData) -> SSLData:

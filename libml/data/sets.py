@@ -210,18 +210,18 @@ class DataFacts:
                    (np.zeros((size, height, width, channels), np.uint8), np.zeros(size, np.int64)))
 
 
-def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | None = None,
+def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
          listing: files.Listing | None = None) -> SSLData:
     """Loads a dataset by name.
 
     Args:
         name: as on the command line.
-        data_dir: folder of the TFDS datasets and of decoded images.
+        data_dir: folder of the TFDS datasets and of decoded images; by default that of TFDS.
         image_size: side to which a user's images are resized; by default 32, or what suits all of a folder.
         listing: these files, where they are listed already.
     """
     parsed = parse_name(name)
-    data_dir = files.expand("data_dir", str(data_dir))
+    data_dir = files.expand("data_dir", str(data_dir) or DEFAULT_DATA_DIR)
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
     if parsed.path:
@@ -233,7 +233,7 @@ def load(name: str, data_dir: str | Path = DEFAULT_DATA_DIR, image_size: int | N
     return replace(make_split(source, parsed), listing=listing)
 
 
-def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:
+def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = "") -> SSLData:
     """Loads all images of path/train/<class>, path/unlabeled and path/test/<class>.
 
     Args:
@@ -244,7 +244,7 @@ def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: st
     return load(f"folder:{os.fspath(path)}", data_dir, image_size)
 
 
-def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = DEFAULT_DATA_DIR) -> SSLData:
+def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = "") -> SSLData:
     """Loads the images of a CSV file with rows file,label or file,label,split; an empty label means unlabelled.
 
     Args:

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.augment.augmenter import to_float
-from libml.data import SSLData, Subset
+from libml.data.sets import SSLData, Subset
 from libml.errors import printable
 from libml.learn.model import SSLModel
 from libml.results import metrics
