@@ -18,7 +18,6 @@ from cssl.program import exit_on_user_error
 from libml.config import RunConfig, TrainOptions, describe
 from libml.data.names import DATASETS
 from libml.errors import UserError
-from libml.xla_cache import XlaCache
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
@@ -40,11 +39,6 @@ def default_data_dir() -> Path:
     """Returns $ML_DATA, else what TFDS itself would use."""
     chosen = os.environ.get("ML_DATA") or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return Path(os.path.expanduser(chosen))
-
-
-def cache_dir() -> Path:
-    """Returns the folder for what can be made again, where the system wants it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cssl"
 
 
 @contextmanager
@@ -159,24 +153,18 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
         print(help_text(method))
         return 0
     config = configuration(method, argv)
+    start_tensorflow(config.trusts_onednn)
     if config.data.eval_ckpt:
-        start_tensorflow(config.trusts_onednn)
         return evaluate(config, network)
-    cache = XlaCache(cache_dir(), os.environ)
-    try:
-        start_tensorflow(config.trusts_onednn)
-        from libml import experiment
+    from libml import experiment
 
-        if hasattr(signal, "SIGHUP"):  # a closed terminal does not end training; train.log goes on
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        try:
-            experiment.train(config, network=network, strong=strong, environment=os.environ,
-                             hooks=[lambda *_: cache.keep()])
-        except experiment.Interrupted as interrupted:
-            return 128 + interrupted.signum
-        return 0
-    finally:
-        cache.close()
+    if hasattr(signal, "SIGHUP"):  # a closed terminal does not end training; train.log goes on
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        experiment.train(config, network=network, strong=strong, environment=os.environ)
+    except experiment.Interrupted as interrupted:
+        return 128 + interrupted.signum
+    return 0
 
 
 def evaluate(config: RunConfig, network: Callable | None = None) -> int:
