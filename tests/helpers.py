@@ -12,7 +12,12 @@ from unittest import mock
 
 import numpy as np
 
+from cssl.tools import doctor
+
 CLASSES = 10
+# Constants, new shapes for the same numbers, and what only passes on.
+PASSIVE = frozenset({"Const", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
+                     "PreventGradient", "Shape", "ShapeN", "EnsureShape"})
 
 
 def code_blocks(document: Path) -> list[tuple[str, str]]:
@@ -94,3 +99,10 @@ def write_stats_arrays(run: Path, rng: np.random.Generator) -> None:
                 "aligned": probabilities[40:80]})
     np.savez(run / "stats/test_samples.npz", images=rng.integers(0, 256, (50, 8, 8, 3), np.uint8),
              index=np.arange(100, 150))
+
+
+def kernels_of_loop(definition) -> tuple[list, list]:
+    """The nodes of one turn of a GraphDef's only loop that start a kernel, and those that XLA compiles (into one)."""
+    (loop,) = [node for node in definition.node if node.op in ("While", "StatelessWhile")]
+    outside, inside = doctor.nodes_by_place(definition, loop.attr["body"].func.name)
+    return [node for node in outside if node.op not in PASSIVE], inside

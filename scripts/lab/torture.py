@@ -13,12 +13,15 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from cssl import cli
 from cssl.program import exit_on_user_error
-from cssl.tools.doctor import checkpoint_contents, differing_bits
 from libml.errors import UserError
+from libml.lazy import tf
 from libml.run import RunFolder, find_runs, write_text
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +77,23 @@ def finish(train_dir: Path, updates: int) -> RunFolder:
         raise UserError(f"The run in {train_dir} ended with exit code {process.returncode}: {errors.strip()[-500:]}")
     (path,) = find_runs([train_dir])
     return RunFolder(path)
+
+
+def checkpoint_contents(run: RunFolder) -> dict[str, bytes]:
+    """Returns all of a run that must repeat: variables of the last checkpoint, reports but for the clock."""
+    reader = tf.train.load_checkpoint(run.checkpoints()[-1])
+    found = {name: np.asarray(reader.get_tensor(name)).tobytes() for name in reader.get_variable_to_shape_map()
+             if "save_counter" not in name and name != "_CHECKPOINTABLE_OBJECT_GRAPH"}
+    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().metrics]
+    return found | {"reports": json.dumps(reports).encode()}
+
+
+def differing_bits(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> tuple[int, int]:
+    """Returns the number of bits in which two such contents differ, and of all bits; what is missing differs whole."""
+    pairs = [(found.get(name, b""), wanted.get(name, b"")) for name in {*found, *wanted}]
+    different = sum(int(np.unpackbits(np.frombuffer(a, np.uint8) ^ np.frombuffer(b, np.uint8)).sum())
+                    if len(a) == len(b) else 8 * max(len(a), len(b)) for a, b in pairs)
+    return different, 8 * sum(max(len(a), len(b)) for a, b in pairs)
 
 
 def main() -> int:

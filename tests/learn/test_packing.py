@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import kernels_of_loop
 
 from cssl import CSSL, MeanTeacher, MetaPseudoLabels
 from cssl.enaet import EnAET
@@ -133,7 +134,7 @@ def test_kernels_of_an_update(digits, tmp_path):
     function = update_loop(model, run.strategy, run.totals).get_concrete_function(run._batches(0),
                                                                                  tf.constant(1, tf.int64))
     definition = function.graph.as_graph_def()
-    kernels = doctor.kernels_of_loop(definition)
+    kernels, inside = kernels_of_loop(definition)
     count = Counter(node.op for node in kernels)
     assert 500 < len(kernels) <= 1200, count.most_common(20)
     assert count["Conv2D"] == 2 * 28 and count["Conv2DBackpropFilter"] == 28  # one pass and CTAugment's probe
@@ -143,7 +144,7 @@ def test_kernels_of_an_update(digits, tmp_path):
     (loop,) = [node for node in definition.node if node.op == "While"]
     (condition,) = [f for f in definition.library.function if f.signature.name == loop.attr["cond"].func.name]
     assert {node.op for node in condition.node_def} <= {"Less", "Identity", "NoOp"}  # a count: no loss is looked at
-    compiled = Counter(node.op for node in doctor.nodes_by_place(definition, loop.attr["body"].func.name)[1])
+    compiled = Counter(node.op for node in inside)
     control = {op: number for op, number in (count + compiled).items() if op in CONTROL}
     assert control == {"StatelessWhile": 1}, control  # strong views and probe together
     missing = {node.op for node in kernels if not doctor.devices_of(node) & {"GPU", "DEFAULT"}}

@@ -41,8 +41,7 @@ def test_command_line(command, tmp_path):
     assert found["ok"] and found["facts"]["datasets"].startswith(f"none in {tmp_path}")
     assert {check["name"]: check["result"] for check in found["checks"]} == {
         "trajectory of the original program": "ok", "repeated steps, CPU:0": "ok", "Pillow, CPU:0": "ok",
-        "Pillow, CPU:0 with XLA": "skipped", "kill and resume": "skipped", "speed, CPU:0, digits": "ok",
-        "GPU": "skipped"}
+        "Pillow, CPU:0 with XLA": "skipped", "GPU": "skipped"}
     lines = done.stderr.splitlines()  # as they are printed without --json
     assert [line.split()[0] for line in lines if line.endswith(" s]")] == [check["result"] for check in found["checks"]]
     assert any(line.startswith("ok      repeated steps, CPU:0               0 of 30 repeats differ") for line in lines)
@@ -55,7 +54,7 @@ def quick(monkeypatch):
         return "nothing"
 
     real = dict(vars(doctor))
-    for name in ("trajectory", "repeated_steps", "pillow", "kill_and_resume", "speed"):
+    for name in ("trajectory", "repeated_steps", "pillow"):
         monkeypatch.setattr(doctor, name, fake)
     return real
 
@@ -70,11 +69,11 @@ def test_failures_are_lines_and_an_exit_code(quick, monkeypatch):
     monkeypatch.setattr(doctor, "TOLERANCES", (1e-5, 1e-5, 1e-4, 0.0))
     done = invoke("doctor")
     lines = [line for line in done.stdout.splitlines() if line.endswith(" s]")]
-    assert done.code == 1 and "2 of 7 checks failed" in done.stdout and "second line" not in done.stdout
+    assert done.code == 1 and "2 of 5 checks failed" in done.stdout and "second line" not in done.stdout
     assert lines[0].startswith("FAIL    trajectory of the original program  relative deviations ")
     assert "(allowed 1e-05, 1e-05, 0.0001, 0)" in lines[0]
     assert lines[1].startswith("FAIL    repeated steps, CPU:0               ValueError: first line  [")
-    assert [line.split()[0] for line in lines[2:]] == ["ok"] * 4 + ["skipped"]
+    assert [line.split()[0] for line in lines[2:]] == ["ok"] * 2 + ["skipped"]
 
 
 def test_errors_while_tracing_are_named():
@@ -133,30 +132,14 @@ def test_pixels_that_differ(monkeypatch):
         doctor.pillow("CPU:0", False)
 
 
-@pytest.mark.slow
-def test_kill_and_resume(monkeypatch):
-    """Three bits that the test adds to one of the runs are all in which the two differ."""
-    real = doctor.checkpoint_contents
-    monkeypatch.setattr(doctor, "checkpoint_contents", lambda run: {
-        **real(run), "added": b"\0" if "killed" in run.path.parts else b"\7"})
-    with pytest.raises(doctor.Failed, match=r"^killed after [1-9]\d* of 32 updates: 3 of [1-9]\d{5,} bits differ$"):
-        doctor.kill_and_resume()
-
-
 @pytest.mark.parametrize("check", [doctor.placement, lambda device: doctor.pillow(device, False)])
 def test_a_device_that_is_not_there(check):
     with pytest.raises(doctor.Failed, match="^TensorFlow cannot use GPU:7; it has CPU:0"):
         check("GPU:7")
 
 
-def test_differing_bits():
-    assert doctor.differing_bits({"a": b"\x01\xff", "b": b"1"}, {"a": b"\x00\xff", "b": b"1"}) == (1, 24)
-    assert doctor.differing_bits({"a": b"11"}, {"b": b"1"}) == (24, 24)
-    assert doctor.differing_bits({"a": b"11"}, {"a": b"111"}) == (24, 24)
-
-
 @pytest.mark.slow
-def test_placement_and_speed():
+def test_placement():
     """What is said of GPUs, as far as a CPU can say it."""
     @tf.function
     def mixed(x, text):
@@ -168,4 +151,3 @@ def test_placement_and_speed():
     matmul = tf.compat.v1.NodeDef(op="MatMul", attr={"T": tf.compat.v1.AttrValue(type=tf.float32.as_datatype_enum)})
     assert ("MatMul" in missing) == ("GPU" not in doctor.devices_of(matmul))
     assert doctor.placement("CPU:0").startswith("operations without a kernel for GPUs: ")
-    assert " images/s (" in doctor.speed("CPU:0", False)
