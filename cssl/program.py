@@ -4,7 +4,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 from libml.errors import OptionError, UserError
 
@@ -30,12 +31,7 @@ def exit_on_user_error(main: Callable[[], int | None]) -> None:
         sys.exit(2)
 
 
-def run_program(command: list[str], **options) -> int:
-    """Runs a program to its end and returns its exit code, as `run_programs` does."""
-    return run_programs(1, lambda _, **pinned: subprocess.Popen(command, **options, **pinned))[0]
-
-
-def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: int = 1,
+def run_programs(count: int, start: Callable[[int], subprocess.Popen], at_once: int = 1,
                  ended: Callable[[int], None] = lambda number: None) -> dict[int, int]:
     """Runs programs to their ends, some at a time, each on its share of the cores, and returns exit codes by number.
 
@@ -44,50 +40,45 @@ def run_programs(count: int, start: Callable[..., subprocess.Popen], at_once: in
 
     Args:
         count: how many programs there are.
-        start: starts one of them, given its number and arguments of Popen.
+        start: starts one of them, given its number.
         at_once: how many run at the same time.
         ended: called with the number of each that has ended, however it did.
     """
-    running: dict[int, tuple[int, subprocess.Popen]] = {}  # by their share of the cores
-    codes: dict[int, int] = {}
+    running: set[subprocess.Popen] = set()
     received: list[int] = []
+    shares = iter(range(at_once))
+    one_by_one = Lock()
 
-    def stop(number: int, _) -> None:
+    def stop(number: int, _=None) -> None:
         received.append(number)
         if number == signal.SIGTERM:  # a terminal sends SIGINT to all
-            for _, process in running.values():
+            for process in list(running):
                 process.terminate()
+
+    def pin() -> None:
+        cores = sorted(os.sched_getaffinity(0))[next(shares)::at_once] if hasattr(os, "sched_getaffinity") else []
+        if cores:  # this thread's, and of what it starts; only Linux has such shares
+            os.sched_setaffinity(0, cores)
+
+    def run(number: int) -> int:
+        if received:
+            return 128 + received[0]
+        process = start(number)
+        running.add(process)
+        if signal.SIGTERM in received:  # it came when the program had been started, but was not yet known here
+            process.terminate()
+        code = process.wait()
+        running.remove(process)
+        if code in STOPPED and not received:  # by somebody else, who will mean all of them
+            stop(code - 128)
+        with one_by_one:
+            ended(number)
+        return 128 + received[0] if received else code
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        waiting = list(range(count))
-        while running or waiting and not received:
-            free = [share for share in range(at_once) if share not in running]
-            if free and waiting and not received:
-                number = waiting.pop(0)
-                process = start(number, **_pinned(free[0], at_once))
-                running[free[0]] = number, process
-                if signal.SIGTERM in received:  # it came when the program had been started, but was not yet known here
-                    process.terminate()
-                continue
-            with suppress(subprocess.TimeoutExpired):
-                next(iter(running.values()))[1].wait(0.2 if at_once > 1 else None)
-            for share, (number, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[share]
-                    if process.returncode in STOPPED and not received:  # by somebody else, who will mean all of them
-                        stop(process.returncode - 128, None)
-                    codes[number] = 128 + received[0] if received else process.returncode
-                    ended(number)
-        return codes | {number: 128 + received[0] for number in waiting}
+        with ThreadPoolExecutor(at_once, initializer=pin) as pool:
+            return dict(enumerate(pool.map(run, range(count))))
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _pinned(share: int, shares: int) -> dict:
-    """Returns arguments of Popen that leave a program its share of the cores."""
-    if not hasattr(os, "sched_setaffinity"):  # only Linux has it
-        return {}
-    cores = sorted(os.sched_getaffinity(0))[share::shares]
-    return {"preexec_fn": lambda: os.sched_setaffinity(0, cores)} if shares > 1 and cores else {}

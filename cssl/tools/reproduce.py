@@ -1,8 +1,7 @@
 """Runs, prints or submits the runs behind the paper's tables; what is finished already is not run again.
 
     cssl-reproduce --table=results|calibration|efficiency|ablation|barely|ups|all [--filter=cifar10.1@40]
-        [--dry_run | --slurm=jobs.sbatch] [--scale=512] [--dataset=digits@40] [--train_dir=experiments] [--at_once=2]
-        [-- FLAGS]
+        [--dry_run | --slurm=jobs.sbatch] [--train_dir=experiments] [--at_once=2] [-- FLAGS]
 
 Without --dry_run or --slurm the runs follow one another, or so many go on at once, each with its share of the cores: a
 small network does not fill two of them. An interrupted run continues from its last checkpoint when the same command is
@@ -10,16 +9,9 @@ given again. Each run trains in <train_dir>/kimg<length>, so that runs of differ
 the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are added to every
 command, or replace its own.
 
---scale=F is a protocol for CPUs: lengths (and the cosine's horizon) divided by F, a WRN-10 of 16 filters, shorter
-averages of weights and batch statistics, some 25 reports per run; in <train_dir>/scaled-F. It keeps datasets, labels,
-seeds and all else, and its numbers are not the paper's. --dataset=NAME or NAME@LABELS puts another dataset (and label
-number) in place of all the paper's, for machines without their data: --scale=2048 --dataset=digits@40 needs no
-download. Equal runs are then made once.
-
---table=ups_search lists the search behind the table `ups`: UPSMatch's two thresholds on validation images, seed 1
-(`cssl-table --metric=accuracy/valid` shows the outcome). The paper does not say what it chose: the table `ups`
-uses the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
-A full run is 2^20 updates; at some 5 s each (WRN-28-2 on two CPU cores) that is two months: use GPUs, or --scale.
+The paper does not say which thresholds of UPSMatch its search chose: the table `ups` uses the program's defaults; add
+`-- --conf_p=… --uncertainty_p=…`. A full run is 2^20 updates; at some 5 s each (WRN-28-2 on two CPU cores) that is two
+months: use GPUs.
 """
 import dataclasses
 import os
@@ -35,16 +27,13 @@ import cssl
 from cssl import cli, tools
 from cssl.program import STOPPED, run_programs
 from libml.config import RunConfig
-from libml.data.names import parse_name
 from libml.devices.machine import usable_cores
 from libml.errors import UserError
 from libml.results import paper
 from libml.run import Run
 from libml.writing import write_text
 
-SMALLEST = min(kimg for table in paper.TABLES.values() for kimg in table.train_kimg.values())
 AT_ONCE = "runs at the same time, each with its share of the cores (default: %(default)s)"
-SEARCH_VALID = 5000  # the paper says "a separate validation set"
 
 SLURM = r"""#!/bin/bash
 # One task per run. Submit with: sbatch {path}
@@ -93,20 +82,9 @@ class Job:
         return run if run.fulfils(config) else None
 
 
-def scaled(flags: dict, scale: int) -> dict:
-    """Shrinks a run to CPU size."""
-    lengths = {key: flags[key] // scale for key in ("train_kimg", "schedule_kimg") if key in flags}
-    report = lengths["train_kimg"] / 25
-    average = max(0.98, round(1 - 0.001 * scale, 3))  # in a short run a long average lags behind what was learned
-    return {**flags, **lengths, "report_kimg": report, "save_kimg": report, "filters": 16, "repeat": 1, "ema": average,
-            "bn_momentum": average}
-
-
-def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset: str | None = None,
-         extra: dict | None = None) -> list[Job]:
+def jobs(table: paper.Table, train_dir: Path, extra: dict[str, str]) -> list[Job]:
     """Lists the runs behind a table, each once, row by row; `extra` flags are added or take the place of its own."""
     found: dict[Job, None] = {}
-    name, _, labels = (dataset or "").partition("@")
     for row in table.rows:
         if row.method is None:
             continue  # quoted from the literature
@@ -117,22 +95,11 @@ def jobs(table: paper.Table, train_dir: Path, scale: int | None = None, dataset:
                 flags |= {**row.settings, "train_kimg": table.expected(row, column.dataset)["train_kimg"]}
                 if table.schedule_kimg:
                     flags["schedule_kimg"] = table.schedule_kimg
-                if scale:
-                    flags = scaled(flags, scale)
-                flags |= extra or {}
-                place = {"dataset": parse_name(f"{name or column.dataset}.{seed}@{labels or column.labels}-1"),
-                         "train_dir": train_dir / (f"scaled-{scale}" if scale else "") / f"kimg{flags['train_kimg']}"}
+                flags |= extra
+                place = {"dataset": f"{column.dataset}.{seed}@{column.labels}-1",
+                         "train_dir": train_dir / f"kimg{flags['train_kimg']}"}
                 found[Job(row.method, tuple({**place, **flags}.items()))] = None
     return list(found)
-
-
-def search(found: list[Job]) -> list[Job]:
-    """Turns the runs of table `ups` into the search for UPSMatch's thresholds on a validation set."""
-    runs = [(dict(job.flags), parse_name(str(dict(job.flags)["dataset"]))) for job in found if job.method == "UPSMatch"]
-    return [Job("UPSMatch", tuple({**flags, "dataset": dataclasses.replace(name, valid=SEARCH_VALID),
-                                   "conf_p": confidence, "uncertainty_p": uncertainty}.items()))
-            for flags, name in runs if name.seed == 1
-            for confidence in (0.7, 0.95) for uncertainty in (0.1, 0.25, 0.5)]
 
 
 def parse_extra(flags: list[str]) -> dict[str, str]:
@@ -157,13 +124,13 @@ def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
     with tempfile.TemporaryDirectory() as folder:
         errors = [Path(folder, str(number)) for number in range(len(todo))]
 
-        def start(number: int, **pinned) -> subprocess.Popen:
+        def start(number: int) -> subprocess.Popen:
             print(f"[{number + 1}/{len(todo)}] {todo[number]}", flush=True)
             command = [sys.executable, *todo[number].arguments()]
             if not quiet:
-                return subprocess.Popen(command, **pinned)
+                return subprocess.Popen(command)
             with errors[number].open("w") as file:
-                return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, **pinned)
+                return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
 
         def ended(number: int) -> None:
             if keep and (run := todo[number].finished()):
@@ -186,25 +153,17 @@ def main() -> int:
     if "--" in own:
         own, given = own[:own.index("--")], own[own.index("--") + 1:]
     parser = tools.parser(__doc__)
-    parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all", "ups_search"))
+    parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all"))
     parser.add_argument("--filter", default="", help="keep the commands that contain this text")
     parser.add_argument("--dry_run", action="store_true", help="print the commands of what is missing")
     parser.add_argument("--slurm", nargs="?", type=Path, const=Path("reproduce.sbatch"), metavar="FILE",
                         help="write a SLURM array script instead of running (default: %(const)s)")
-    parser.add_argument("--scale", type=int, help="divide lengths by this and use a small network")
-    parser.add_argument("--dataset", help="NAME or NAME@LABELS in place of the paper's datasets")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
     args = parser.parse_args(own)
-    if args.scale is not None and not 2 <= args.scale <= SMALLEST:
-        raise UserError(f"--scale={args.scale} is out of range: expected 2 to {SMALLEST}, which leaves the shortest "
-                        "run 1 kimg.")
     extra = parse_extra(given)
-    names = {"all": tuple(paper.TABLES), "ups_search": ("ups",)}.get(args.table, (args.table,))
-    found = list(dict.fromkeys(job for name in names
-                               for job in jobs(paper.TABLES[name], args.train_dir, args.scale, args.dataset, extra)))
-    if args.table == "ups_search":
-        found = search(found)
+    names = tuple(paper.TABLES) if args.table == "all" else (args.table,)
+    found = list(dict.fromkeys(job for name in names for job in jobs(paper.TABLES[name], args.train_dir, extra)))
     found = [job for job in found if args.filter in str(job)]
     if not found:
         raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "

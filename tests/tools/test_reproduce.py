@@ -14,7 +14,7 @@ from helpers import invoke, write_run
 
 import cssl
 from cssl import cli
-from cssl.program import run_program, run_programs
+from cssl.program import run_programs
 from libml.errors import UserError
 
 
@@ -103,14 +103,6 @@ def test_all_lists_shared_runs_once(tmp_path):
     assert max(places.values()) == 1
 
 
-def test_search_for_thresholds(tmp_path):
-    commands = listed("--table=ups_search", f"--train_dir={tmp_path}")
-    assert {c["module"] for c in commands} == {"upsmatch"}
-    assert {c["dataset"] for c in commands} == {f"{d}.1@{n}-5000" for d, sizes in BOTH.items() for n in sizes}
-    assert Counter((c["conf_p"], c["uncertainty_p"]) for c in commands) == {
-        (confidence, uncertainty): 4 for confidence in ("0.7", "0.95") for uncertainty in ("0.1", "0.25", "0.5")}
-
-
 def test_filter_and_further_flags(tmp_path):
     commands = listed("--table=all", "--filter=cssl.cssl --dataset=svhn.2@40-1", f"--train_dir={tmp_path}", "--",
                       "--seed=7")
@@ -125,25 +117,6 @@ def test_filter_and_further_flags(tmp_path):
         listed("--table=all", "--", "seed")
 
 
-def test_scale(tmp_path):
-    commands = listed("--table=efficiency", "--scale=256", f"--train_dir={tmp_path}")
-    assert len(commands) == 100
-    assert {(c["train_kimg"], c["schedule_kimg"], c["report_kimg"]) for c in commands} == {("32", "256", "1.28"),
-                                                                                          ("8", "256", "0.32")}
-    assert all(c["train_dir"].startswith(f"{tmp_path}/scaled-256/") for c in commands)
-    assert {(c["filters"], c["repeat"], c["ema"]) for c in commands} == {("16", "1", "0.98")}
-    assert listed("--table=barely", "--scale=4", f"--train_dir={tmp_path}")[0]["ema"] == "0.996"
-    with pytest.raises(UserError, match="--scale=4096 is out of range: expected 2 to 2048"):
-        listed("--table=all", "--scale=4096")
-
-
-def test_another_dataset(tmp_path):
-    commands = listed("--table=results", "--scale=2048", "--dataset=digits@40", f"--train_dir={tmp_path}")
-    assert datasets(commands, "cssl") == Counter(f"digits.{seed}@40-1" for seed in range(1, 6))
-    with pytest.raises(UserError, match="Unknown dataset 'mnist'"):
-        listed("--table=results", "--dataset=mnist@40")
-
-
 def finish(command, **changes):
     """Writes the finished run of a listed command, with some flags changed; returns its folder."""
     command = {**command, **changes}
@@ -155,12 +128,12 @@ def finish(command, **changes):
 
 
 def test_only_what_is_missing(tmp_path):
-    arguments = ("--table=efficiency", "--scale=1024", "--filter=fixmatch --dataset=svhn.1@40-1",
-                 f"--train_dir={tmp_path}")
+    arguments = ("--table=efficiency", "--filter=fixmatch --dataset=svhn.1@40-1", f"--train_dir={tmp_path}", "--",
+                 "--train_kimg=2", "--schedule_kimg=64")
     first, *others = listed(*arguments)
     assert len(others) == 2
-    assert first["train_dir"] == str(tmp_path / "scaled-1024/kimg2")
-    for change in ({"module": "lsmatch"}, {"confidence": 0.5}, {"dataset": "svhn.1@40-2"}, {"filters": 32},
+    assert first["train_dir"] == str(tmp_path / "kimg2")
+    for change in ({"module": "lsmatch"}, {"confidence": 0.5}, {"dataset": "svhn.1@40-2"}, {"filters": 16},
                    {"seed": 7}, {"rerun": "b"}, {"train_dir": tmp_path / "elsewhere"}):
         finish(first, **change)
     assert listed(*arguments) == [first, *others]
@@ -171,9 +144,9 @@ def test_only_what_is_missing(tmp_path):
     finish(first)
     assert listed(*arguments) == others
     assert "1 of 3 runs are finished" in invoke("reproduce", "--dry_run", *arguments).stderr
-    assert listed(*arguments, "--", "--filters=8") and len(listed(*arguments, "--", "--seed=3")) == 3
+    assert listed(*arguments, "--filters=8") and len(listed(*arguments, "--seed=3")) == 3
     with pytest.raises(UserError, match="Unknown command line flag 'filter'"):
-        listed(*arguments, "--", "--filter=8")
+        listed(*arguments, "--filter=8")
 
 
 @pytest.fixture
@@ -296,17 +269,18 @@ def test_a_signal_reaches_the_run_which_saves(tmp_path, programs):
 def test_a_signal_is_not_lost_while_a_program_starts(tmp_path):
     """It comes between the start of the program and the moment when this process knows of it."""
     # Runs in the new process while the old one waits inside of Popen for the program to begin.
-    code = run_program(["bash", "-c", f"sleep 20; touch {tmp_path}/ended"],
-                       preexec_fn=lambda: os.kill(os.getppid(), signal.SIGTERM))
-    assert code == 143 and not (tmp_path / "ended").exists()
-    assert run_program(["bash", "-c", "exit 3"]) == 3
+    codes = run_programs(1, lambda _: subprocess.Popen(
+        ["bash", "-c", f"sleep 20; touch {tmp_path}/ended"],
+        preexec_fn=lambda: os.kill(os.getppid(), signal.SIGTERM)))
+    assert codes == {0: 143} and not (tmp_path / "ended").exists()
+    assert run_programs(1, lambda _: subprocess.Popen(["bash", "-c", "exit 3"])) == {0: 3}
 
 
 @pytest.mark.parametrize("to_all", [True, False])
 def test_a_signal_stops_all_that_run_and_what_waits(to_all):
-    def start(number, **pinned):
+    def start(number):
         program = 'trap "exit 143" TERM; echo ready; for i in {1..200}; do sleep 0.1; done'
-        process = subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE, **pinned)
+        process = subprocess.Popen(["bash", "-c", program], stdout=subprocess.PIPE)
         process.stdout.readline()
         if number == 1:
             os.kill(os.getpid() if to_all else process.pid, signal.SIGTERM)
