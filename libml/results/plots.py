@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, fontManager
-from matplotlib.ft2font import FT2Font
+from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.ticker import MaxNLocator
 
 from libml.errors import UserError
@@ -25,39 +26,29 @@ TITLES = {"monitors/mask": "mask rate", "monitors/alpha": "mean alpha",
           "monitors/pseudo_accuracy": "pseudo-label accuracy",
           "monitors/pseudo_accuracy_masked": "accuracy of those used"}
 PSEUDO_LABEL_TAGS = tuple(TITLES)
+# Fonts that come with matplotlib, Linux, macOS and Windows, whose letters together are those of most scripts.
+FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans Devanagari", "Noto Sans Thai", "Unifont",
+         "Arial Unicode MS", "PingFang SC", "Microsoft YaHei", "Malgun Gothic", "Nirmala UI")
 LEGEND_INSIDE, LINE_INCHES, LETTER_INCHES = 40, 0.17, 0.085  # letters of a label in a panel; size of a small letter
 
 
 @functools.cache
-def _letters(font: str) -> frozenset[int]:
-    try:
-        found = FT2Font(font)
-    except (OSError, RuntimeError):  # deleted since, or of a kind that cannot be drawn
-        return frozenset()
-    placeholders = "Last Resort" in found.family_name  # boxes that tell what is missing, for every letter there is
-    return frozenset() if placeholders or not found.scalable else frozenset(found.get_charmap())
+def _fonts() -> tuple[list[str], frozenset[int]]:
+    """Returns those of FONTS that this machine has, and the letters that they have."""
+    names = [name for name in FONTS if name in fontManager.get_font_names()]
+    return names, frozenset[int]().union(*(get_font(findfont(name)).get_charmap() for name in names))
 
 
-def legible(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns names as they can be drawn, and the fonts that do: others of this machine where the usual lacks letters.
-
-    A letter that no font has becomes its number, such as \\u732b; a dollar sign is no formula.
-    """
-    usual = FontProperties().get_name()
-    lacking = {letter for name in names for letter in name} - {chr(code) for code in _letters(findfont(usual))}
-    fonts = [usual]
-    for entry in fontManager.ttflist if lacking else ():
-        found = {letter for letter in lacking if ord(letter) in _letters(entry.fname)}
-        if found:
-            fonts.append(entry.name)
-            lacking -= found
-        if not lacking:
-            break
-    escaped = {ord(letter): f"\\u{ord(letter):04x}" for letter in lacking} | {ord("$"): r"\$"}
-    return [name.translate(escaped) for name in names], fonts
+def _label(axis: Axis, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
+    """Writes names, in any script, beside an axis; a letter that no font has becomes its number, such as \\u732b."""
+    fonts, letters = _fonts()
+    shown = ["".join(letter if ord(letter) in letters else f"\\u{ord(letter):04x}" for letter in name)
+             for name in names]
+    axis.set_ticks(places, shown, fontsize="small", fontfamily=fonts, parse_math=False)
 
 
-def _figure(rows: int, columns: int, width: float = 4.2, height: float = 3.0) -> tuple[Figure, np.ndarray]:
+def panels(rows: int, columns: int, width: float = 4.2, height: float = 3.0) -> tuple[Figure, np.ndarray]:
+    """Returns a figure with panels of this size in inches, and their axes [rows, columns]."""
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False)
@@ -91,6 +82,13 @@ def over_seeds(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndar
     return np.asarray(sorted(by_step)), mean, np.nan_to_num(std)
 
 
+def _band(axis: Axes, series: Sequence[tuple[np.ndarray, np.ndarray]], label: str, colour: str) -> None:
+    """Draws the mean of several runs' series over images seen, within one standard deviation."""
+    steps, mean, std = over_seeds(series)
+    axis.plot(steps / 1024, mean, color=colour, label=label, marker="o" if len(steps) == 1 else None)
+    axis.fill_between(steps / 1024, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+
+
 def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
     """Plots tags over images seen: a panel per tag, dataset and label number, a line per method, its runs in brackets.
 
@@ -108,20 +106,16 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
     columns = sorted({key[0] for key in lines})
     tags = [tag for tag in tags if any(key[1] == tag for key in lines)]
     labels = sorted({key[2] for key in lines})
-    panels = [(column, tag) for column in columns for tag in tags]
+    kinds = [(column, tag) for column in columns for tag in tags]
     width = len(tags) if len(tags) > 1 else min(len(columns), 4)
-    figure, axes = _figure(-(-len(panels) // width), width, 4.2 if width < 3 else 3.4)
-    for axis in axes.flat[len(panels):]:
+    figure, axes = panels(-(-len(kinds) // width), width, 4.2 if width < 3 else 3.4)
+    for axis in axes.flat[len(kinds):]:
         axis.set_axis_off()
-    for axis, (column, tag) in zip(axes.flat, panels, strict=False):
+    for axis, (column, tag) in zip(axes.flat, kinds, strict=False):
         for number, label in enumerate(labels):
             series = lines.get((column, tag, label))
             if series:
-                steps, mean, std = over_seeds(series)
-                colour = COLOURS[number % len(COLOURS)]
-                axis.plot(steps / 1024, mean, color=colour, label=f"{label} ({len(series)})",
-                          marker="o" if len(steps) == 1 else None)
-                axis.fill_between(steps / 1024, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+                _band(axis, series, f"{label} ({len(series)})", COLOURS[number % len(COLOURS)])
         axis.set(xlabel="labelled images seen (kimg)", ylabel=TITLES.get(tag) or metrics.shown(tag).title,
                  title=f"{column[0]}, {column[1] or 'all'} labels")
         axis.grid(alpha=0.3)
@@ -151,7 +145,7 @@ def _title(run: Run) -> str:
 
 def reliability(runs: Sequence[Run], bins: int = 15) -> Figure:
     """Draws, for each run, the accuracy per bin of confidence over the histogram of confidences, on the test set."""
-    figure, axes = _figure(2, len(runs), 3.4, 2.6)
+    figure, axes = panels(2, len(runs), 3.4, 2.6)
     for (top, bottom), run in zip(axes.T, runs, strict=True):
         arrays = run.arrays("predictions", ("probabilities", "labels"))
         diagram = metrics.reliability(arrays["probabilities"], arrays["labels"], bins)
@@ -179,7 +173,7 @@ def reliability(runs: Sequence[Run], bins: int = 15) -> Figure:
 
 def class_distribution(runs: Sequence[Run]) -> Figure:
     """Draws, for each run, the classes predicted for the test images over time, and at the end beside the truth."""
-    figure, axes = _figure(2, len(runs), 3.8, 2.6)
+    figure, axes = panels(2, len(runs), 3.8, 2.6)
     for (top, bottom), run in zip(axes.T, runs, strict=True):
         pairs = [(report["step"], report["class_distribution"]) for report in run.reports
                  if report.get("class_distribution")]
@@ -211,7 +205,7 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
         if (run.path / "stats" / "pseudo_labels.npz").exists():
             names[:] = [str(name) for name in run.arrays("pseudo_labels", ("class_names",))["class_names"]]
     counts = np.bincount(found[0]["labels"], minlength=classes)
-    figure, axes = _figure(1, 1, 7.0, 0.9 + max(0.14 * len(runs), 0.24) * classes)
+    figure, axes = panels(1, 1, 7.0, 0.9 + max(0.14 * len(runs), 0.24) * classes)
     axis, height = axes[0, 0], 0.8 / len(runs)
     for number, (run, arrays) in enumerate(zip(runs, found, strict=True)):
         shares = 100 * np.nan_to_num(metrics.per_class_accuracy(arrays["probabilities"], arrays["labels"]))
@@ -222,8 +216,7 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
         if len(runs) == 1:
             for row, share in zip(rows, shares, strict=True):
                 axis.text(101, row, f"{share:.1f}", va="center", fontsize="x-small")
-    labels, fonts = legible([f"{name} ({count})" for name, count in zip(names, counts, strict=True)])
-    axis.set_yticks(range(classes), labels, fontsize="small", fontfamily=fonts)
+    _label(axis.yaxis, range(classes), [f"{name} ({count})" for name, count in zip(names, counts, strict=True)])
     axis.set(xlim=(0, 100), xlabel="accuracy on the test images of the class (%)")
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.3)
@@ -239,11 +232,11 @@ def credal_sets(run: Run) -> Figure | None:
         return None
     steps = np.asarray([report["step"] for report in reports]) / 1024
     deciles = np.asarray([report["credal"]["deciles"] for report in reports])
-    figure, axes = _figure(1, 1, 4.4, 2.8)
+    figure, axes = panels(1, 1, 4.4, 2.8)
     axis = axes[0, 0]
-    for low, shade in ((0, 0.12), (1, 0.2), (3, 0.3)):
+    for low, shade, label in ((0, 0.12, "all images"), (1, 0.2, "80 %"), (3, 0.3, "40 %")):
         axis.fill_between(steps, deciles[:, low], deciles[:, 10 - low], color=COLOURS[0], alpha=shade, linewidth=0,
-                          label=("all images", "80 %", "40 %")[(0, 1, 3).index(low)])
+                          label=label)
     axis.plot(steps, deciles[:, 5], color=COLOURS[0], marker="o" if len(steps) == 1 else None, label="median")
     axis.set(xlabel="labelled images seen (kimg)", ylabel="alpha, size of the credal set", ylim=(0, 1))
     axis.grid(alpha=0.3)
@@ -276,7 +269,7 @@ def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
     if not groups:
         raise UserError(f"None of the {len(runs)} runs has credal sets of images whose classes are known: nothing to "
                         "draw.")
-    figure, axes = _figure(len(groups), 3, 3.6, 2.8)
+    figure, axes = panels(len(groups), 3, 3.6, 2.8)
     for (left, middle, right), ((dataset, labels), same) in zip(axes, sorted(groups.items()), strict=True):
         def of_sets(name: str, same=same) -> list:
             reports = [[report for report in run.reports if name in report.get("credal", {})] for run in same]
@@ -288,9 +281,7 @@ def credal_validity(runs: Sequence[Run], bins: int = 10) -> Figure:
                  (left, "error of pseudo-labels", errors), (middle, "holds the true class", of_sets("truth")),
                  (middle, "upper probability of the true class", of_sets("upper")))
         for number, (axis, label, series) in enumerate(lines):
-            steps, mean, std = over_seeds(series)
-            axis.plot(steps / 1024, mean, color=COLOURS[number], label=label, marker="o" if len(steps) == 1 else None)
-            axis.fill_between(steps / 1024, mean - std, mean + std, color=COLOURS[number], alpha=0.2, linewidth=0)
+            _band(axis, series, label, COLOURS[number])
         promised, hits = promises(same)
         index = np.minimum((promised * bins).astype(int), bins - 1)
         for here in (index == number for number in range(bins)):
@@ -314,7 +305,7 @@ def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Fi
     places = sorted({(column.dataset, column.labels or 0) for _, column in found})
     tags = list(dict.fromkeys(column.metric for _, column in found))
     names = list(dict.fromkeys(row for row, _ in found))
-    figure, axes = _figure(len(places), len(tags), 3.4, 0.9 + 0.26 * len(names))
+    figure, axes = panels(len(places), len(tags), 3.4, 0.9 + 0.26 * len(names))
     for line, (dataset, labels) in zip(axes, places, strict=True):
         for axis, tag in zip(line, tags, strict=True):
             for row, name in enumerate(names):
@@ -332,35 +323,6 @@ def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Fi
     return figure
 
 
-def growth(rows: Sequence[Mapping], names: Sequence[str]) -> Figure:
-    """Draws seconds per update and peak memory over each of some settings, of measurements that differ in one alone.
-
-    Dotted: as much longer as the setting is larger. Each kind of panel has one scale: what does not grow looks flat.
-    """
-    shown = [row for row in rows if "step_s" in row]
-    figure, axes = _figure(2, len(names), 2.6, 2.3)
-    for (top, bottom), name in zip(axes.T, names, strict=True):
-        lines: dict[tuple, list[Mapping]] = defaultdict(list)
-        for row in sorted(shown, key=lambda row: row[name]):
-            lines[tuple(row[other] for other in names if other != name)].append(row)
-        for same in (same for same in lines.values() if len(same) > 1):
-            places, seconds = [row[name] for row in same], [row["step_s"] for row in same]
-            top.plot(places, [seconds[0] * place / places[0] for place in places], ":", color="grey", linewidth=1)
-            top.plot(places, seconds, "o-", color=COLOURS[0])
-            bottom.plot(places, [row["peak_memory_mb"] / 1024 for row in same], "o-", color=COLOURS[0])
-            for axis in (top, bottom):
-                axis.set_xscale("log")
-                axis.set_xticks(places, [f"{place:,}" for place in places], fontsize="x-small", rotation=45)
-                axis.minorticks_off()
-                axis.grid(alpha=0.3)
-        seconds = [row["step_s"] for row in shown]
-        top.set(yscale="log", ylim=(min(seconds) / 1.3, max(seconds) * 1.3))
-        bottom.set(xlabel=name, ylim=(0, max(row["peak_memory_mb"] for row in shown) / 1000))
-    axes[0, 0].set_ylabel("seconds per update")
-    axes[1, 0].set_ylabel("peak memory (GB)")
-    return figure
-
-
 def augmentation_rates(run: Run) -> Figure | None:
     """Plots the rates that a run's CTAugment has learned; None if it has none."""
     names = run.described("stats/rates.json")
@@ -375,7 +337,7 @@ def plot_rates(rates: np.ndarray, names: Sequence[str], bins: Sequence[Sequence[
             if size:
                 lines.append(np.where(np.arange(len(line)) < size, line, np.nan))
                 labels.append(name if parameter == 0 else f"{name} [{parameter + 1}]")
-    figure, axes = _figure(1, 1, 7.0, 0.22 * len(lines) + 1)
+    figure, axes = panels(1, 1, 7.0, 0.22 * len(lines) + 1)
     image = axes[0, 0].imshow(np.asarray(lines, np.float64), aspect="auto", vmin=min(0.8, np.nanmin(lines)), vmax=1)
     axes[0, 0].set_yticks(range(len(labels)), labels, fontsize="x-small")
     axes[0, 0].set(xlabel="bin of the operation's parameter, from 0 to 1", title="CTAugment's rates")
@@ -392,10 +354,9 @@ def plot_images(rows: Sequence[np.ndarray], names: Sequence[str], columns: Seque
         for c, image in enumerate(row):
             sheet[r * height:(r + 1) * height - gap, c * width:(c + 1) * width - gap] = image
     inches = min(14.0, 0.65 * sheet.shape[1] / width + 1)
-    figure, axes = _figure(1, 1, inches, (inches - 1) * sheet.shape[0] / sheet.shape[1] + (0.5 if title else 0.1))
+    figure, axes = panels(1, 1, inches, (inches - 1) * sheet.shape[0] / sheet.shape[1] + (0.5 if title else 0.1))
     axes[0, 0].imshow(sheet, interpolation="nearest")
-    labels, fonts = legible(names)
-    axes[0, 0].set_yticks((np.arange(len(rows)) + 0.5) * height, labels, fontsize="small", fontfamily=fonts)
+    _label(axes[0, 0].yaxis, (np.arange(len(rows)) + 0.5) * height, names)
     axes[0, 0].set_xticks((np.arange(len(columns)) + 0.5) * width, columns)
     axes[0, 0].set_title(title)
     return figure
@@ -404,28 +365,11 @@ def plot_images(rows: Sequence[np.ndarray], names: Sequence[str], columns: Seque
 def plot_captioned(images: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8) -> Figure:
     """Plots images [H, W, 3], each over its caption, row by row."""
     rows = -(-len(images) // columns)
-    figure, axes = _figure(rows, min(columns, len(images)), 1.5, 1.9)
+    figure, axes = panels(rows, min(columns, len(images)), 1.5, 1.9)
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, image, caption in zip(axes.flat, images, captions, strict=False):
         axis.imshow(image, interpolation="nearest")
         axis.text(0.5, -0.03, caption, transform=axis.transAxes, fontsize="x-small", ha="center", va="top",
                   parse_math=False)
-    return figure
-
-
-def synthetic(grid: np.ndarray, truth: np.ndarray, functions: dict[str, np.ndarray],
-              data: Sequence[np.ndarray]) -> Figure:
-    """Plots the synthetic example: learned functions [seeds, grid] by method, the truth and the data."""
-    labeled, classes, unlabeled = data
-    figure, axes = _figure(1, 1, 6.5, 4.2)
-    axis = axes[0, 0]
-    axis.scatter(unlabeled, np.full(len(unlabeled), 0.5), s=6, color=COLOURS[5], label="unlabelled")
-    axis.scatter(labeled, classes, marker="x", color=COLOURS[6], label="labelled")
-    axis.plot(grid, truth, color=COLOURS[6], linestyle="--", label="truth")
-    for colour, (name, lines) in zip((COLOURS[3], COLOURS[2], COLOURS[4], COLOURS[0]), functions.items(), strict=False):
-        axis.plot(grid, lines.T, color=colour, alpha=0.35, linewidth=0.7)
-        axis.plot(grid, lines.mean(axis=0), color=colour, linewidth=2.5, label=name)
-    axis.set(xlabel="x", ylabel="probability of the positive class", ylim=(-0.05, 1.05))
-    axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

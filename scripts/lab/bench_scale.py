@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+import figures
+
 from libml.results import plots, tables
 
 BASE = {"batch": 16, "filters": 16, "repeat": 1, "size": 32, "unlabeled": 2000, "classes": 10, "replicas": 1,
@@ -146,7 +148,7 @@ def main() -> None:
             *_, line = tables.markdown([columns, [str(row.get(name, "")) for name in columns]]).splitlines()
             print(line + row.get("error", ""), flush=True)
     if args.figure:
-        plots.save(plots.growth(rows, [name for name in GROWTH if name in (only or SWEEP)]), args.figure, ("png",))
+        plots.save(figures.growth(rows, [name for name in GROWTH if name in (only or SWEEP)]), args.figure, ("png",))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from cssl.program import exit_on_user_error
 
 cli.start_tensorflow()  # quietly, before anything else does
 
+import figures  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from libml.errors import UserError  # noqa: E402
@@ -174,8 +175,8 @@ def main() -> None:
         lines.append([method, shown(distance[method]), f"{rise:.2f}", *versus])
     print(f"{tables.markdown(lines)}\n\n{time.time() - start:.0f} s")
     if args.output:
-        figure = plots.synthetic(GRID, target, {name: curve[0] for name, curve in curves.items()},
-                                 [array[0] for array in data])
+        figure = figures.synthetic(GRID, target, {name: curve[0] for name, curve in curves.items()},
+                                   [array[0] for array in data])
         print("\n".join(map(str, plots.save(figure, args.output))))
 
 

@@ -30,7 +30,7 @@ def test_sheets_from_a_checkpoint(command, tmp_path):
 def test_sheets_of_policies(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "plot_images", lambda rows, names, columns=(), title="": drawn.update(
-        {title: (rows, names)}) or plots._figure(1, 1)[0])
+        {title: (rows, names)}) or plots.panels(1, 1)[0])
     invoke("sheets", "--out", tmp_path, "--augment=rac4.x.d.r1_12_50", "--images=2")
     (rows, names), (views, kinds) = drawn.values()
     assert names == list(RAND_OPS) and all(len(row) == 16 for row in rows)
