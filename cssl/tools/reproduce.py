@@ -102,13 +102,16 @@ def jobs(table: paper.Table, train_dir: Path, extra: dict[str, str]) -> list[Job
     return list(found)
 
 
-def parse_extra(flags: list[str]) -> dict[str, str]:
-    """Splits --name=value flags."""
-    matches = {flag: re.fullmatch(r"--(\w+)=(.*)", flag) for flag in flags}
-    for flag, match in matches.items():
+def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the arguments before `--`, and the --name=value flags behind it."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    flags = {}
+    for flag in argv[end + 1:]:
+        match = re.fullmatch(r"--(\w+)=(.*)", flag)
         if not match:
             raise UserError(f"Malformed flag {flag!r} after `--`: expected --name=value.")
-    return {match[1]: match[2] for match in matches.values() if match}
+        flags[match[1]] = match[2]
+    return argv[:end], flags
 
 
 def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
@@ -149,9 +152,7 @@ def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
 
 def main() -> int:
     """Does what the command line says."""
-    own, given = sys.argv[1:], []
-    if "--" in own:
-        own, given = own[:own.index("--")], own[own.index("--") + 1:]
+    argv, extra = split_flags(sys.argv[1:])
     parser = tools.parser(__doc__)
     parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all"))
     parser.add_argument("--filter", default="", help="keep the commands that contain this text")
@@ -160,8 +161,7 @@ def main() -> int:
                         help="write a SLURM array script instead of running (default: %(const)s)")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
-    args = parser.parse_args(own)
-    extra = parse_extra(given)
+    args = parser.parse_args(argv)
     names = tuple(paper.TABLES) if args.table == "all" else (args.table,)
     found = list(dict.fromkeys(job for name in names for job in jobs(paper.TABLES[name], args.train_dir, extra)))
     found = [job for job in found if args.filter in str(job)]

@@ -1,30 +1,43 @@
-"""The paper's claims on real images, at a size that two cores can run. docs/evidence.md has the protocol.
+"""The paper's claims on real images, at a size that two cores can run, and every method on the handwritten digits.
 
-    python scripts/lab/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments]
-                               [--at_once=2] [--recorded] [--report] [--write]
+    python scripts/lab/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments] [--at_once=2]
+                               [--filter=cssl.flexmatch] [--recorded] [--report] [--write] [-- FLAGS]
 
-Runs what is missing (those behind the claims first, then labels alone), one run after the other or so many at once,
-each with its share of the cores: a run that was stopped continues, a finished one is not repeated. Then prints the
-tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and the numbers
-of each run, as soon as it is finished, in docs/evidence/runs.jsonl. With --recorded the runs of that file count as
-finished: without it all are made here. --report trains nothing. The part `pilot` has the runs on split 0 behind the
-protocol, which no table of methods uses.
-CIFAR-10 and Fashion-MNIST must be prepared (`python scripts/create_datasets.py cifar10 fashion_mnist`).
+docs/evidence.md has the protocol. Runs what is missing (those behind the claims first, then labels alone), one run
+after the other or so many at once, each with its share of the cores: a run that was stopped continues, a finished one
+is not repeated. Then prints the tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in
+docs/evidence, and the numbers of each run, as soon as it is finished, in docs/evidence/runs.jsonl. With --recorded the
+runs of that file count as finished: without it all are made here. --report trains nothing. --filter keeps the runs
+whose command contains a text, and flags after `--` are added to each.
+
+Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, which no table of methods
+uses, and `methods`, all methods on the digits (minutes each), beside scikit-learn's LabelSpreading on the same splits.
+CIFAR-10 and Fashion-MNIST must be prepared (`cssl-data cifar10 fashion_mnist`).
 """
 import argparse
+import copy
 import dataclasses
+import itertools
 import math
+import statistics
+import sys
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import record
 from matplotlib.figure import Figure
 from scipy import stats
 
+import cssl
+from cssl import cli
 from cssl.program import STOPPED, exit_on_user_error
-from cssl.tools.reproduce import AT_ONCE, Job, run_all
+from cssl.tools.reproduce import AT_ONCE, Job, run_all, split_flags
+from libml.data.names import parse_name
 from libml.errors import UserError
 from libml.results import metrics, plots, tables
-from libml.run import Run, write_text
+from libml.run import Run
+from libml.writing import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "evidence"
@@ -42,6 +55,7 @@ ROWS: tuple[tuple[str, dict], ...] = (
     ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), (LABELS_ALONE, {}))
 SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
          "ema": 0.98, "bn_momentum": 0.98}
+SPREADING = "LabelSpreading (scikit-learn)"
 TAGS = ("accuracy", "ece", "nll")
 START = 1 / 8  # of the length, where "faster at the start" is looked at: the first report from there on,
 START_SLACK = 1.1  # if it is at most so many times later (digits: 4 kimg instead of 3.75)
@@ -63,11 +77,15 @@ class Part:
     flags: dict
     last: int = 1  # reports whose median is a run's result
 
-    def jobs(self, train_dir: Path) -> list[Job]:
-        """Lists the runs, all methods on one split before the next split."""
-        return [Job(method, tuple({"dataset": dataset, "train_dir": (train_dir / self.folder).absolute(), **self.flags,
-                                   **settings}.items()))
-                for dataset in self.datasets for method, settings in self.rows]
+    def jobs(self, train_dir: Path, extra: dict[str, str] | None = None) -> list[Job]:
+        """Lists the runs, all methods on one split before the next split; `extra` flags are added to each."""
+        jobs = []
+        for dataset, (method, settings) in itertools.product(self.datasets, self.rows):
+            flags = {"dataset": dataset, "train_dir": (train_dir / self.folder).absolute(), **self.flags, **settings}
+            if cssl.method(method).uses_all_labels:  # all splits are one: vary what else is random
+                flags["seed"] = parse_name(dataset).seed
+            jobs.append(Job(method, tuple((flags | (extra or {})).items())))
+        return jobs
 
 
 def _splits(name: str) -> tuple[str, ...]:
@@ -78,18 +96,14 @@ PARTS = {
     "curves": Part("curves", ("cifar10.3@250-1",), tuple((method, {"seed": seed})
                                                          for seed in range(1, SEEDS + 1) for method in RECORDED),
                    RECORDED_FLAGS),
-    "digits": Part("methods", _splits("digits.@40-1"), ROWS, {}, last=20),  # bench_methods.py shares these runs
+    "digits": Part("methods", _splits("digits.@40-1"), ROWS, {}, last=20),
     "fashion_mnist": Part("evidence", _splits("fashion_mnist.@40-1"), ROWS, SMALL),
     "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
                   tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
+    "methods": Part("methods", _splits("digits.@40-1"), tuple((name, {}) for name in cssl.methods()), {}, last=20),
 }
-
-
-def value_at(run: Run, tag: str, images: float) -> float:
-    """Returns what a run reported at a number of labelled images; NaN if it reported nothing just then."""
-    steps, values = run.series(tag)
-    return next((float(value) for step, value in zip(steps, values, strict=True) if step == images), math.nan)
+CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
 
 
 # The original's curves.
@@ -101,7 +115,8 @@ def curves_table(runs: list[Run]) -> list[list[str]]:
     for method, points in RECORDED.items():
         for kimg, recorded in points.items():
             for tag, theirs in zip(("accuracy", "ece"), recorded, strict=True):
-                values = [value_at(run, tag, 1024 * kimg) for run in runs if run.method == method]
+                values = [float(report[tag]) for run in runs if run.method == method for report in run.reports
+                          if report["step"] == 1024 * kimg and tag in report]
                 if values:
                     shown, low, high = metrics.shown(tag), min(values), max(values)
                     lines.append([method, str(kimg), shown.column, f"{theirs:.{1 if tag == 'accuracy' else 3}f}",
@@ -113,8 +128,10 @@ def curves_table(runs: list[Run]) -> list[list[str]]:
 
 def curves_figure(runs: list[Run]) -> Figure:
     """Draws our runs' curves with the original's points."""
-    figure = plots.curves([dataclasses.replace(run, config={**run.config, "seed": 0}) for run in runs],
-                          ("accuracy", "ece"))
+    alike = [copy.copy(run) for run in runs]
+    for run in alike:
+        run.settings = {**run.settings, "seed": 0}
+    figure = plots.curves(alike, ("accuracy", "ece"))
     for axis, number in zip(figure.axes, (0, 1), strict=True):
         for colour, points in zip(plots.COLOURS, RECORDED.values(), strict=False):
             axis.plot(list(points), [values[number] for values in points.values()], "x", color=colour, markersize=9)
@@ -126,13 +143,13 @@ def curves_figure(runs: list[Run]) -> Figure:
 
 def report_from(run: Run, share: float) -> dict:
     """Returns the first report of a run from a share of its length on; {} if it comes too late."""
-    begin = share * 1024 * run.config["train_kimg"]
-    return next((report for report in run.metrics if begin <= report["step"] <= START_SLACK * begin), {})
+    begin = share * 1024 * run.settings["train_kimg"]
+    return next((report for report in run.reports if begin <= report["step"] <= START_SLACK * begin), {})
 
 
 def start_values(runs: list[Run]) -> dict[int, float]:
     """Returns the accuracy at an eighth of the length by split seed; NaN where no report is there."""
-    return {run.dataset.seed: value_at(run, "accuracy", report_from(run, START).get("step", -1)) for run in runs}
+    return {run.dataset.seed: report_from(run, START).get("accuracy", math.nan) for run in runs}
 
 
 CLAIMS = (("better with few labels (accuracy)", "accuracy"), ("better calibrated (ECE)", "ece"),
@@ -205,6 +222,48 @@ def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
     return lines
 
 
+# All methods.
+
+def label_spreading(datasets: tuple[str, ...]) -> list[dict[str, float]]:
+    """Returns the scores of scikit-learn's LabelSpreading (7 neighbours) on the pixels of digits, by split."""
+    cli.start_tensorflow()
+    from sklearn.semi_supervised import LabelSpreading
+
+    from libml import data
+
+    results = []
+    for dataset in (data.load(name, ".") for name in datasets):
+        pixels, test = (np.asarray(images)[..., 0].reshape(len(images), -1) / 255
+                        for images in (dataset.images, dataset.test_images))
+        labels = np.full(len(pixels), -1)
+        labels[dataset.labeled] = dataset.labeled_classes
+        with np.errstate(invalid="ignore"):  # an image no label has reached
+            probabilities = LabelSpreading(kernel="knn", n_neighbors=7).fit(pixels, labels).predict_proba(test)
+        results.append(metrics.scores(np.nan_to_num(probabilities, nan=1 / dataset.num_classes), dataset.test_labels))
+    return results
+
+
+def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[list[str]]:
+    """Puts all methods beside each other, best first: results, the difference to labels alone, median speed."""
+    results, rates = defaultdict(list), defaultdict(list)
+    for run in runs:
+        results[run.method].append({tag: run.result(tag) for tag in metrics.METRICS})
+        rates[run.method] += run.series("images_per_s")[1].tolist()
+    results[SPREADING] = spreading
+    means = {name: {tag: tables.mean_and_std([result[tag] for result in found]) for tag in metrics.METRICS}
+             for name, found in results.items()}
+    first, *others = metrics.METRICS
+    lines = [["method", metrics.shown(first).column, "against labels alone",
+              *(metrics.shown(tag).column for tag in others), "images/s", "runs"]]
+    for name, row in sorted(means.items(), key=lambda item: -item[1][first][0]):
+        accuracy, *cells = (tables.format_mean(*row[tag], metrics.shown(tag).digits) for tag in metrics.METRICS)
+        comparable = len(results[name]) == len(results.get(LABELS_ALONE, ()))  # only between the same splits
+        gain = f"{row[first][0] - means[LABELS_ALONE][first][0]:+.2f}" if comparable else "–"
+        lines.append([name, accuracy, gain, *cells, f"{statistics.median(rates[name]):.0f}" if rates[name] else "–",
+                      str(len(results[name]))])
+    return lines
+
+
 def origin(runs: list[Run]) -> str:
     """Names the commits, the machine and the hours of runs."""
     facts = [run.described("args/environment.json") for run in runs]
@@ -221,7 +280,7 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
                   tables.markdown(curves_table(done["curves"]))]
         figures["curves"] = curves_figure(done["curves"])
     grids = {name: tables.summarise(runs, TAGS, last=PARTS[name].last) for name, runs in done.items()
-             if runs and name not in ("curves", "pilot")}
+             if runs and name in CLAIMS_PARTS}
     claims, compared = claims_table(list(grids.values())), {}
     if len(claims) > 1:
         texts += ["### The paper's claims", tables.markdown(claims)]
@@ -234,12 +293,15 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
                   tables.markdown(tables.table_of_differences(differences, REFERENCE))]
     if compared:
         figures["forest"] = plots.forest(compared, REFERENCE)
-    credal = [run for name, runs in done.items() if name not in ("curves", "pilot") for run in runs
-              if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.metrics)]
+    credal = [run for name, runs in done.items() if name in CLAIMS_PARTS for run in runs
+              if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.reports)]
     if credal:
         texts += ["### What credal sets promise", tables.markdown(credal_table(credal)),
                   tables.markdown(promise_table(credal))]
         figures["credal"] = plots.credal_validity(credal)
+    if done.get("methods"):
+        texts += ["### Every method on the digits", origin(done["methods"]) + ".",
+                  tables.markdown(methods_table(done["methods"], label_spreading(PARTS["methods"].datasets)))]
     if done.get("pilot"):
         tags = ("accuracy/valid", "ece/valid")
         texts += ["### Pilot (validation images of split 0)", origin(done["pilot"]) + ".",
@@ -262,17 +324,21 @@ def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Pat
 def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    everything = [name for name in PARTS if name != "pilot"]
-    parser.add_argument("--parts", default=",".join(everything), help=f"of {', '.join(PARTS)}; default: all but pilot")
+    parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in ("pilot", "methods")),
+                        help=f"of {', '.join(PARTS)}; default: %(default)s")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
+    parser.add_argument("--filter", default="", help="keep the runs whose command contains this text")
     parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
     parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence")
-    args = parser.parse_args()
+    argv, extra = split_flags(sys.argv[1:])
+    args = parser.parse_args(argv)
     parts = args.parts.split(",")
     if not set(parts) <= set(PARTS):
         raise UserError(f"Unknown --parts={args.parts}: expected some of {', '.join(PARTS)}, with commas between.")
+    jobs = {name: [job for job in PARTS[name].jobs(args.train_dir, extra) if args.filter in str(job)]
+            for name in parts}
     if args.recorded:
         record.restore(RECORD, args.train_dir)
 
@@ -281,12 +347,12 @@ def main() -> int:
 
     code = 0
     if not args.report:
-        jobs = [job for name in parts for job in PARTS[name].jobs(args.train_dir) if not job.finished()]
+        todo = [job for name in parts for job in jobs[name] if not job.finished()]
         # A series that is stopped should leave answers, and what they are worth beside labels alone.
-        jobs.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
-        code = run_all(jobs, args.at_once, keep=keep if args.write else None)
+        todo.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
+        code = run_all(todo, args.at_once, keep=keep if args.write else None)
     if code not in STOPPED:
-        done = {name: [run for job in PARTS[name].jobs(args.train_dir) if (run := job.finished())] for name in parts}
+        done = {name: [run for job in jobs[name] if (run := job.finished())] for name in parts}
         text, figures = report(done)
         print(text or "Nothing is finished yet.")
         if args.write and text:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from libml.errors import UserError
 from libml.results.metrics import METRICS
-from libml.run import DAMAGED, Run, RunFolder, write_text
+from libml.run import DAMAGED, Run
+from libml.writing import write_text
 
 TAGS = (*METRICS, "accuracy/valid", "ece/valid", "monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy",
         "images_per_s")
@@ -28,12 +29,12 @@ def _short(value: float | None, digits: int = 5) -> float | None:
 def _entry(run: Run, root: Path) -> dict:
     """Returns what is kept of a run, reports by tag; its place is relative to `root`."""
     facts = run.described("args/environment.json")
-    columns = {tag: [report.get(tag) for report in run.metrics] for tag in TAGS}
-    columns |= {f"credal/{name}": [report.get("credal", {}).get(name) for report in run.metrics] for name in CREDAL}
+    columns = {tag: [report.get(tag) for report in run.reports] for tag in TAGS}
+    columns |= {f"credal/{name}": [report.get("credal", {}).get(name) for report in run.reports] for name in CREDAL}
     entry = {"path": run.path.relative_to(root).as_posix(),
-             "config": {name: value for name, value in run.config.items() if name not in PLACES},
+             "config": {name: value for name, value in run.settings.items() if name not in PLACES},
              "environment": {name: facts[name] for name in ENVIRONMENT if name in facts},
-             "seconds": round(seconds(run), 1), "step": [report["step"] for report in run.metrics],
+             "seconds": round(seconds(run), 1), "step": [report["step"] for report in run.reports],
              "reports": {tag: [_short(value, DIGITS.get(tag, 5)) for value in values]
                          for tag, values in columns.items() if any(value is not None for value in values)}}
     if columns["credal/truth"][-1] is not None:
@@ -52,8 +53,8 @@ def _begun(environment: dict) -> float | None:
 
 def seconds(run: Run) -> float:
     """Returns the time from the start of a run's last process to its last report; 0 where that is unknown."""
-    begun, reports = _begun(run.described("args/environment.json")), RunFolder(run.path).reports
-    return 0.0 if begun is None or not reports.exists() else max(0.0, reports.stat().st_mtime - begun)
+    begun = _begun(run.described("args/environment.json"))
+    return 0.0 if begun is None or not run.report_file.exists() else max(0.0, run.report_file.stat().st_mtime - begun)
 
 
 def _read(file: Path) -> dict[str, dict]:
@@ -80,11 +81,11 @@ def restore(file: Path, root: Path) -> int:
     """Writes run folders below `root` for the entries of a record that have none there; returns how many."""
     count = 0
     for path, entry in _read(file).items():
-        folder = RunFolder(root / path)
+        folder = Run(root / path)
         if folder.args.exists():
             continue
         write_text(folder.args, json.dumps(entry["config"], indent=1))
-        write_text(folder.environment, json.dumps(entry["environment"], indent=1))
+        write_text(folder.environment_file, json.dumps(entry["environment"], indent=1))
         reports = []
         for number, step in enumerate(entry["step"]):
             report: dict = {"step": step}
@@ -94,11 +95,11 @@ def restore(file: Path, root: Path) -> int:
                 elif values[number] is not None:
                     report[tag] = values[number]
             reports.append(json.dumps(report))
-        write_text(folder.reports, "\n".join(reports) + "\n")
+        write_text(folder.report_file, "\n".join(reports) + "\n")
         if "pseudo_labels" in entry:
             folder.write_arrays("pseudo_labels", **entry["pseudo_labels"])
         begun = _begun(entry["environment"])
         if begun is not None:
-            os.utime(folder.reports, (begun + entry["seconds"],) * 2)  # so that `seconds` says the same
+            os.utime(folder.report_file, (begun + entry["seconds"],) * 2)  # so that `seconds` says the same
         count += 1
     return count

@@ -12,16 +12,10 @@ The paper does not say what an iteration is; three readings:
   pooled  an epoch of minibatches of 25 from labelled and pseudo-labelled points together, all points weighted alike
   full    10 gradient steps on all 525 points, weighted alike
   terms   20 steps on mean labelled loss + mean loss of 25 unlabelled points, the objective of the paper's Sec. 3.4
-The appendix speaks of self-training, whose iterations label the unlabelled points and train on them together with the
-labelled ones, and of SGD: `pooled` is what this text says with the fewest additions, and the default whatever it shows.
-`full` adds that ten steps see all points each; `terms` brings in an objective that the appendix does not mention.
-If the labels were renewed before every step, soft and credal labels would have no effect at all: a prediction has zero
-gradient against itself, and lies in the credal set that it spans.
-
-What to expect over 40 data sets: `full` shows what the paper shows (hard labels flat, soft ones somewhat better, credal
-ones best of the three); in `pooled` soft labels beat credal ones; in `terms` the two are alike. In no reading does
-self-training improve on the labels alone by more than a hair. The dynamics amplify rounding (a rate of 0.5 is beyond
-the stable one for 100 units), so that means move by 0.01 between builds of TensorFlow.
+`pooled` is what the appendix says with the fewest additions, and the default whatever it shows; BENCHMARKS.md has what
+each shows. If the labels were renewed before every step, soft and credal labels would have no effect at all: a
+prediction has zero gradient against itself, and lies in the credal set that it spans. The dynamics amplify rounding (a
+rate of 0.5 is beyond the stable one for 100 units), so that means move by 0.01 between builds of TensorFlow.
 
 The default takes less than a minute on two free CPU cores; time grows with the repetitions.
 """
@@ -36,7 +30,6 @@ from cssl.program import exit_on_user_error
 
 cli.start_tensorflow()  # quietly, before anything else does
 
-import figures  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from libml.errors import UserError  # noqa: E402
@@ -136,6 +129,22 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
     return tf.nn.softmax(logits(weights, tf.tile(GRID[np.newaxis], [len(labeled), 1]))).numpy()[..., 1]
 
 
+def figure_of(target: np.ndarray, functions: dict[str, np.ndarray], data: list[np.ndarray]):
+    """Plots learned functions [seeds, grid] by method, the truth and the data."""
+    labeled, classes, unlabeled = data
+    figure, ((axis,),) = plots.panels(1, 1, 6.5, 4.2)
+    axis.scatter(unlabeled, np.full(len(unlabeled), 0.5), s=6, color=plots.COLOURS[5], label="unlabelled")
+    axis.scatter(labeled, classes, marker="x", color=plots.COLOURS[6], label="labelled")
+    axis.plot(GRID, target, color=plots.COLOURS[6], linestyle="--", label="truth")
+    for number, (name, lines) in zip((3, 2, 4, 0), functions.items(), strict=True):
+        colour = plots.COLOURS[number]
+        axis.plot(GRID, lines.T, color=colour, alpha=0.35, linewidth=0.7)
+        axis.plot(GRID, lines.mean(axis=0), color=colour, linewidth=2.5, label=name)
+    axis.set(xlabel="x", ylabel="probability of the positive class", ylim=(-0.05, 1.05))
+    axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
 def main() -> None:
     """Runs the example and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,8 +184,7 @@ def main() -> None:
         lines.append([method, shown(distance[method]), f"{rise:.2f}", *versus])
     print(f"{tables.markdown(lines)}\n\n{time.time() - start:.0f} s")
     if args.output:
-        figure = figures.synthetic(GRID, target, {name: curve[0] for name, curve in curves.items()},
-                                   [array[0] for array in data])
+        figure = figure_of(target, {name: curve[0] for name, curve in curves.items()}, [array[0] for array in data])
         print("\n".join(map(str, plots.save(figure, args.output))))
 
 

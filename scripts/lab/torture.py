@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from cssl import cli
 from cssl.program import exit_on_user_error
 from libml.errors import UserError
 from libml.lazy import tf
-from libml.run import RunFolder, find_runs, write_text
+from libml.run import Run, find_runs
+from libml.writing import write_text
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("any moment", "checkpoint", "report")
@@ -46,22 +48,14 @@ def signs(train_dir: Path, kind: str) -> tuple:
 
 def kill_at(process: subprocess.Popen, train_dir: Path, kind: str, rng: random.Random) -> bool:
     """Waits for the moment and kills; False if the run had ended by itself."""
-    patience = rng.uniform(0.0, 20.0) if kind == "any moment" else rng.uniform(0.0, 2.0)
-    begun, before = time.monotonic(), None
-    while process.poll() is None:
-        waited = time.monotonic() - begun
-        if kind == "any moment":
-            if waited > patience:
-                break
-            time.sleep(0.01)
-        else:
-            try:
-                now = signs(train_dir, kind)
-            except OSError:  # a file went while it was looked at
-                continue
-            if before is None and time.monotonic() - begun > 5 + patience:
-                before = now
-            elif before is not None and now != before:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(rng.uniform(0, 20) if kind == "any moment" else rng.uniform(5, 7))
+    before = None
+    while kind != "any moment" and process.poll() is None:
+        with suppress(OSError):  # a file went while it was looked at
+            now = signs(train_dir, kind)
+            before = before or now
+            if now != before:
                 time.sleep(rng.choice((0.0, 0.0, 0.001, 0.003)))
                 break
     process.kill()
@@ -69,22 +63,22 @@ def kill_at(process: subprocess.Popen, train_dir: Path, kind: str, rng: random.R
     return process.returncode == -9
 
 
-def finish(train_dir: Path, updates: int) -> RunFolder:
+def finish(train_dir: Path, updates: int) -> Run:
     """Lets the run come to its end."""
     process = start(train_dir, updates)
     _, errors = process.communicate()
     if process.returncode:
         raise UserError(f"The run in {train_dir} ended with exit code {process.returncode}: {errors.strip()[-500:]}")
-    (path,) = find_runs([train_dir])
-    return RunFolder(path)
+    (run,) = find_runs([train_dir])
+    return run
 
 
-def checkpoint_contents(run: RunFolder) -> dict[str, bytes]:
+def checkpoint_contents(run: Run) -> dict[str, bytes]:
     """Returns all of a run that must repeat: variables of the last checkpoint, reports but for the clock."""
     reader = tf.train.load_checkpoint(run.checkpoints()[-1])
     found = {name: np.asarray(reader.get_tensor(name)).tobytes() for name in reader.get_variable_to_shape_map()
              if "save_counter" not in name and name != "_CHECKPOINTABLE_OBJECT_GRAPH"}
-    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().metrics]
+    reports = [{tag: value for tag, value in report.items() if tag != "images_per_s"} for report in run.read().reports]
     return found | {"reports": json.dumps(reports).encode()}
 
 
@@ -116,7 +110,7 @@ def main() -> int:
             break
         kills[kind] += 1
         write_text(state, json.dumps(kills))
-        reports = len(RunFolder(find_runs([killed])[0]).read().metrics) if list(killed.rglob("args.json")) else 0
+        reports = len(find_runs([killed])[0].reports) if list(killed.rglob("args.json")) else 0
         print(f"kill {number + 1} of {args.kills} ({kind}): {reports} of {args.updates // 16} reports", flush=True)
     different, size = differing_bits(checkpoint_contents(finish(killed, args.updates)), checkpoint_contents(whole))
     print(f"{sum(kills.values())} kills ({', '.join(f'{count} at {kind}' for kind, count in kills.items())}): "

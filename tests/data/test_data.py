@@ -1,5 +1,4 @@
 """Batches: a pure function of (seed, step), exact epochs, disjoint shards; datasets from arrays."""
-import json
 import tracemalloc
 
 import numpy as np
@@ -150,10 +149,3 @@ def test_bad_arrays_are_refused(change, message):
                  "test_images": np.zeros((2, 8, 8), np.uint8), "test_labels": [0, 1]}
     with pytest.raises(UserError, match=message):
         data.from_arrays(**{**arguments, **change})
-
-
-@pytest.mark.slow
-def test_bench_data_prints_json(command):
-    result = json.loads(command("scripts/lab/bench_data.py", "--dataset=digits.1@40-1", "--steps=5", "--rounds=2",
-                                "--json").stdout)
-    assert result["images_per_s"] > 0 and result["first_batch_s"] > 0

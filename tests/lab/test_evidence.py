@@ -11,6 +11,7 @@ import pytest
 import record
 from helpers import invoke, write_run
 
+import cssl
 from libml.errors import UserError
 from libml.learn import monitors
 from libml.results import plots, tables
@@ -222,7 +223,7 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
     again = find_runs([elsewhere])
     for ours, theirs in zip(runs, again, strict=True):
         assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(compared) and not theirs.problems
-        assert theirs.config == ours.config and theirs.finished
+        assert theirs.settings == ours.settings and theirs.finished
         assert theirs.described("args/environment.json")["commit"] == "0123abcd"
         for tag in ("accuracy", "ece", "monitors/alpha"):
             for mine, restored in zip(ours.series(tag), theirs.series(tag), strict=True):
@@ -293,6 +294,35 @@ mv "$found" {tmp_path}/runs/"$found"
     assert done.code == 1 and "failed: python -m cssl.lsmatch" in done.stderr
     assert log.read_text().splitlines() == ["cssl.cssl 0", "cssl.supervised 1", "cssl.lsmatch 2"]
     assert len(evidence.RECORD.read_text().splitlines()) == 2 and "91.00 (1)" in benchmarks.read_text()
+
+
+def test_all_methods_beside_each_other(tmp_path):
+    for seed in (1, 2):
+        for method, accuracy in (("CSSL", 90.0), ("Supervised", 80.0)):
+            write_run(tmp_path, [accuracy + seed] * 4, method=method, dataset=f"digits.{seed}@40-1",
+                      reported={"images_per_s": 100.0 * seed, "nll": 0.5, "brier": 0.2, "balanced_accuracy": 85.0})
+    spreading = [dict.fromkeys(("accuracy", "ece", "nll", "brier", "balanced_accuracy"), 85.0)]
+    _, *lines = evidence.methods_table(find_runs([tmp_path]), spreading)
+    assert lines == [
+        ["CSSL", "91.50 ± 0.71", "+10.00", "0.100 ± 0.000", "0.500 ± 0.000", "0.200 ± 0.000", "85.00 ± 0.00", "150",
+         "2"],
+        [evidence.SPREADING, "85.00", "–", "85.000", "85.000", "85.000", "85.00", "–", "1"],  # of one split
+        ["Supervised", "81.50 ± 0.71", "+0.00", "0.100 ± 0.000", "0.500 ± 0.000", "0.200 ± 0.000", "85.00 ± 0.00",
+         "150", "2"]]
+
+
+def test_label_spreading_knows_the_digits():
+    (found,) = evidence.label_spreading(("digits.1@40-1",))
+    assert 85 < found["accuracy"] < 100 and found["nll"] > 0
+
+
+def test_filter_and_further_flags(tmp_path):
+    done = invoke(evidence.main, "--report", "--parts=methods", "--filter=cssl.fully_supervised",
+                  f"--train_dir={tmp_path}", "--", "--train_kimg=1")
+    assert done.stdout == "Nothing is finished yet.\n"
+    jobs = evidence.PARTS["methods"].jobs(tmp_path, {"train_kimg": "1"})
+    assert len(jobs) == 5 * len(cssl.methods()) and all("--train_kimg=1" in str(job) for job in jobs)
+    assert [dict(job.flags)["seed"] for job in jobs if job.method == "FullySupervised"] == [1, 2, 3, 4, 5]
 
 
 def test_the_script_reports_and_writes(tmp_path, benchmarks):

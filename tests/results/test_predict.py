@@ -4,15 +4,12 @@ import io
 import json
 import math
 import os
-import runpy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT
-from helpers import invoke
 from PIL import Image
 
 import cssl
@@ -322,12 +319,3 @@ def test_finished_runs_keep_what_describes_them(shipped):
     config = cssl.open(shipped.run).config
     assert cssl.train(config).finished and (shipped.run / "args/data.json").read_bytes() == before
     assert config.method is CSSL
-
-
-def test_the_benchmark_compares_equal_predictions(program):
-    script = ROOT / "scripts/lab/bench_predict.py"
-    done = invoke(lambda: runpy.run_path(str(script), run_name="__main__") and None, "--json", "--files=64",
-                  "--keras_files=4", "--rounds=2", "--filters=4", "--repeat=1", "--size=16")
-    result = json.loads(done.stdout)
-    assert result["largest_difference_of_a_logit"] < 1e-5  # batches of other sizes
-    assert result["ratio"] > 5  # with so small a network calls are all that counts: some hundred

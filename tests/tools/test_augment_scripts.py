@@ -1,5 +1,4 @@
 """The augmentation scripts run as users run them."""
-import json
 
 import matplotlib.image
 import numpy as np
@@ -68,12 +67,3 @@ def test_sheet_errors(tmp_path):
                            (["--dataset=cifar11.1@40-1"], "Unknown dataset")):
         with pytest.raises(UserError, match=message):
             invoke("sheets", *flags)
-
-
-@pytest.mark.slow
-def test_benchmark_prints_json(command):
-    done = command("scripts/lab/bench_augment.py", "--json", "--images=8", "--size=16", "--rounds=1", "--no_ops")
-    result = json.loads(done.stdout)
-    assert {"pillow_images_per_s", "graph_images_per_s", "ratio", "threads", "op_us_per_image"} <= set(result)
-    assert result["threads"] == 1 and result["graph_images_per_s"] > 0
-    assert result["ratio"] == pytest.approx(result["graph_images_per_s"] / result["pillow_images_per_s"], abs=0.01)

@@ -1,0 +1,472 @@
+"""Measures speed and memory of this program's parts.
+
+    python scripts/lab/bench.py augment   # the strong view in the graph against a plain Pillow loop
+    python scripts/lab/bench.py data      # the input pipeline alone
+    python scripts/lab/bench.py peers     # a whole step against bare steps of Keras and PyTorch
+    python scripts/lab/bench.py predict   # classified image files against Keras's predict
+    python scripts/lab/bench.py scale     # a step over batch, width, image size, replicas, workers, precision, XLA …
+    python scripts/lab/bench.py start     # the time to the first report, beside another checkout's
+    python scripts/lab/bench.py methods   # a step of each method against FixMatch's
+
+Contenders take turns, and the best of several rounds counts: a busy machine is unfair to all alike. Each benchmark
+prints a table, or JSON with --json; its --help says what it measures and lists its options.
+"""
+import argparse
+import contextlib
+import inspect
+import io
+import json
+import math
+import multiprocessing
+import os
+import resource
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cssl
+from cssl import CSSL, RunConfig, cli
+from cssl.program import exit_on_user_error
+from libml.errors import UserError
+from libml.lazy import tf
+from libml.results import tables
+
+ROOT = Path(__file__).resolve().parents[2]
+URATIO, CLASSES = 7, 10
+SETTINGS = {"WRN-28-2": dict(batch=64, filters=32, repeat=4, scales=3, size=32),
+            "WRN-10-1": dict(batch=16, filters=16, repeat=1, scales=3, size=32),
+            "digits": dict(batch=32, filters=16, repeat=1, scales=3, size=16)}
+BASE = {"batch": 16, "filters": 16, "repeat": 1, "size": 32, "unlabeled": 2000, "classes": 10, "replicas": 1,
+        "workers": 1, "precision": "off", "jit": False, "recompute": False}
+GROWTH: dict[str, tuple] = {"batch": (4, 16, 32, 64), "filters": (16, 32, 64), "size": (16, 32, 64, 128, 224),
+                            "unlabeled": (1000, 10_000, 100_000, 1_000_000), "classes": (10, 100, 1000)}
+SWEEP: dict[str, tuple] = {**GROWTH, "replicas": (2, 4), "workers": (2,), "precision": ("float16", "bfloat16"),
+                           "jit": (True,), "recompute": (True,)}
+TIMEOUT = 600  # seconds for what is measured in a process of its own
+Results = Iterator[dict[str, Any]]  # of each benchmark: numbers and words by name, or such by name
+
+
+# What the benchmarks share.
+
+def timed(call: Callable[[], Any], count: int = 1) -> Callable[[], float]:
+    """Returns a function that calls another, which does something `count` times, and returns the seconds of one."""
+    def seconds() -> float:
+        begun = time.perf_counter()
+        call()
+        return (time.perf_counter() - begun) / count
+
+    return seconds
+
+
+def take_turns(rounds: int, **contenders: Callable[[], float]) -> dict[str, float]:
+    """Returns the least seconds of each of several functions that return seconds; a first round warms up."""
+    seconds = [{name: contender() for name, contender in contenders.items()} for _ in range(1 + rounds)]
+    return {name: min(turn[name] for turn in seconds[1:]) for name in contenders}
+
+
+def noise(size: int, count: int = 2000, classes: int = CLASSES):
+    """Returns a dataset of random images with 40 labels, or one per class."""
+    from libml import data
+
+    images = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
+    labels = np.arange(count) % classes
+    return data.from_arrays(images, labels, images[:classes], labels[:classes], num_labels=max(40, classes))
+
+
+def updates_of(config: RunConfig, dataset, strategy=None) -> tuple:
+    """Returns a model, its batches, and a function that makes so many updates of the training loop with them."""
+    from libml import experiment
+    from libml.train import distributed_batches, update_loop
+
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        model = experiment.build(config, dataset)
+    batches = distributed_batches(dataset, strategy, batch=config.options.batch,
+                                  uratio=config.options.uratio if model.uses_unlabeled else 0)
+    loop = update_loop(model, strategy)
+    return model, batches, lambda count=1: loop(batches, tf.constant(count, tf.int64)).numpy()
+
+
+def in_processes(measure: Callable[..., dict], *arguments, workers: int = 1) -> dict:
+    """Returns what a function returns in a process of its own, or in the first of several workers; else its error."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
+    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    for server in servers:
+        server.close()
+    with contextlib.ExitStack() as processes:
+        results = []
+        for index in range(workers):
+            cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            os.environ["TF_CONFIG"] = json.dumps(cluster) if workers > 1 else ""  # of processes that start from now on
+            pool = processes.enter_context(multiprocessing.get_context("spawn").Pool(1))
+            results.append(pool.apply_async(measure, arguments))
+        try:
+            return [result.get(TIMEOUT) for result in results][0]
+        except Exception as error:  # whatever it was: the next ones are measured
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+
+# The benchmarks; what they take on the command line are their arguments.
+
+def augment(threads: int = 1, images: int = 448, size: int = 32, rounds: int = 10, no_ops: bool = False,
+            data_dir: str = "") -> Results:
+    """Images per second of the full strong view in the graph, against a plain Pillow loop; then each operation alone.
+
+    Both do the same work on the same images, CIFAR-10's where they are there: mirror, shift, CTAugment policy of
+    depth 2, cutout, float32. The graph also draws its random numbers, Pillow gets them for free, and has one thread.
+    About a minute on one core; --no_ops leaves out the operations alone.
+    """
+    from libml import data
+    from libml.augment import OPS, Augmenter, apply, pillow_apply
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    coarse = np.random.default_rng(0).integers(0, 256, (images, 5, 5, 3), dtype=np.uint8)
+    pictures, source = tf.cast(tf.image.resize(coarse, [size, size]), tf.uint8).numpy(), "random"
+    with contextlib.suppress(UserError):
+        if size == 32:
+            cifar10 = data.load("cifar10.0@40-1", data_dir or cli.default_data_dir())
+            pictures, source = np.asarray(cifar10.images[:images]), "cifar10"
+    tensor, seed = tf.constant(pictures), tf.constant([0, 0])
+    settings = dict(image_shape=pictures.shape[1:], mirror=True, shift=size // 8)
+    augmenter, plain = Augmenter("d.d.d", **settings), Augmenter("d.d.d", jit_compile=False, **settings)
+    samples = augmenter.sample_strong(images, seed)
+    strong, strong_plain = tf.function(augmenter.strong, autograph=False), tf.function(plain.strong)
+    assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(pictures, samples)), \
+        "graph and Pillow differ"
+    best = take_turns(rounds, pillow=timed(lambda: augmenter.strong_reference(pictures, samples), images),
+                      graph=timed(lambda: strong(tensor, seed).numpy(), images),
+                      graph_without_xla=timed(lambda: strong_plain(tensor, seed).numpy(), images))
+    operations = {}
+    rng = np.random.default_rng(0)
+    for name, op in OPS.items() if not no_ops else ():
+        params = rng.random((images, max(op.parameters, 1)), dtype=np.float32)
+        graph = tf.function(lambda x, p, name=name: apply(name, x, p), jit_compile=True, autograph=False)
+        times = take_turns(
+            max(rounds // 3, 1), pillow=timed(lambda: pillow_apply(name, pictures, params), images),  # noqa: B023
+            graph=timed(lambda: graph(tensor, params).numpy(), images))  # noqa: B023 - called at once
+        operations[name] = {key: round(1e6 * value, 2) for key, value in times.items()}
+    yield {"images": images, "shape": list(pictures.shape[1:]), "source": source, "threads": threads,
+           **{f"{name}_images_per_s": 1 / seconds for name, seconds in best.items()},
+           "ratio": best["pillow"] / best["graph"], "ratio_without_xla": best["pillow"] / best["graph_without_xla"],
+           "op_us_per_image": operations}
+
+
+def data(dataset: str = "cifar10.3@40-1", data_dir: str = "", batch: int = 64, uratio: int = URATIO, steps: int = 300,
+         rounds: int = 5) -> Results:
+    """Images per second that the input pipeline alone delivers, and seconds to its first batch; --steps to a round."""
+    begun = time.perf_counter()
+    from libml import data
+
+    batches = iter(data.batches(data.load(dataset, data_dir or cli.default_data_dir()), batch=batch, uratio=uratio))
+    next(batches)
+    first = time.perf_counter() - begun
+    best = take_turns(rounds, step=timed(lambda: [next(batches) for _ in range(steps)], steps))
+    yield {"dataset": dataset, "batch": batch, "uratio": uratio,
+           "images_per_s": round(batch * (1 + uratio) / best["step"]), "first_batch_s": round(first, 3)}
+
+
+def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) -> Results:
+    """A whole training step against bare steps of the same network: Keras's, and PyTorch's where there is one.
+
+    The whole step is the training loop's: batch, weak and strong views, policies, one forward and backward pass, SGD,
+    averages, alignment, CTAugment's probe and its rates. A bare step is forward pass, cross-entropy, backward pass and
+    SGD on as many ready float images. --torch names the Python of an environment with PyTorch.
+    """
+    import keras
+
+    from libml import experiment, networks
+
+    for name in settings.split(","):
+        setting = dict(SETTINGS[name])
+        setting["images"] = setting["batch"] * (1 + 2 * URATIO)  # labelled, weak and strong views
+        dataset = noise(setting["size"])
+        config = RunConfig.of(CSSL, uratio=URATIO, **{option: setting[option] for option in (
+            "batch", "filters", "repeat", "scales")}).with_data(dataset)
+        model, _, updates = updates_of(config, dataset)
+        bare = experiment.build(config, dataset).network
+        bare.compile(optimizer=keras.optimizers.SGD(0.03, momentum=0.9, nesterov=True),
+                     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x = tf.random.uniform([setting["images"], *dataset.image_shape], -1, 1)
+        y = tf.random.uniform([setting["images"]], 0, CLASSES, tf.int32)
+
+        def bare_steps(count: int, bare=bare, x=x, y=y) -> None:
+            for _ in range(count):
+                float(bare.train_on_batch(x, y))
+
+        steps: dict[str, Callable[[int], Any]] = {"whole": updates, "keras": bare_steps}
+        with contextlib.ExitStack() as stack:
+            if torch:
+                peer = stack.enter_context(subprocess.Popen(
+                    [torch, str(Path(__file__).with_name("torch_step.py")), json.dumps(setting)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+                theirs, ours = int(peer.stdout.readline()), networks.count_weights(model.network)
+                assert theirs == ours, f"PyTorch's network has {theirs} weights, ours {ours}"
+                steps["torch"] = lambda count, peer=peer: (print(count, file=peer.stdin, flush=True),
+                                                           peer.stdout.readline())
+            once = take_turns(1, **{key: timed(lambda step=step: step(1)) for key, step in steps.items()})
+            counts = {key: max(1, round(1 / seconds)) for key, seconds in once.items()}  # a round takes a second
+            best = take_turns(rounds, **{key: timed(lambda step=step, count=counts[key]: step(count), counts[key])
+                                         for key, step in steps.items()})
+        row = {f"{key}_s": seconds for key, seconds in best.items()}
+        row |= {f"whole/{key}": best["whole"] / best[key] for key in steps if key != "whole"}
+        row |= _inside_a_run(bare_steps) if name == "digits" else {}
+        yield {"machine": experiment.environment_facts()["machine"], "setting": name, "images": setting["images"]} | row
+
+
+def _inside_a_run(bare_steps: Callable[[int], None]) -> dict[str, float]:
+    """Returns seconds per update of a run on the digits, with all that it does from report to report, those of bare
+    steps between its reports (the best of each), their ratio, and the share of the run that is no training."""
+    from libml import experiment
+
+    turns: list[tuple[float, float, float]] = []
+    begun = time.perf_counter()
+
+    def hook(trainer, report: dict) -> None:
+        nonlocal begun
+        whole = (time.perf_counter() - begun) / trainer.report_updates
+        turns.append((whole, timed(lambda: bare_steps(8), 8)(), (1 + URATIO) * trainer.batch / report["images_per_s"]))
+        begun = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        experiment.train(RunConfig.of(CSSL, dataset="digits.1@40-1", train_dir=folder), hooks=[hook])
+    whole, bare, training = zip(*turns[1:], strict=True)  # in the first, caches fill
+    return {"run_s": min(whole), "bare_s": min(bare), "run/bare": min(whole) / min(bare),
+            "reports": 1 - sum(training) / sum(whole)}
+
+
+def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int = 32, rounds: int = 3, filters: int = 32,
+            repeat: int = 4) -> Results:
+    """Image files that are classified per second, against Keras's predict of one image after the other.
+
+    Both read the same JPEG files, of --side pixels, with Pillow and run the same network for --size pixels, WRN-28-2
+    unless told otherwise, with random weights. Keras gets fewer files, as its rate does not depend on them.
+    """
+    from PIL import Image
+
+    from libml import experiment
+    from libml.data import DataFacts, sources
+    from libml.results.predict import Classifier, predict
+
+    config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, repeat=repeat, augment="d.d.x")
+    names = [str(number) for number in range(CLASSES)]
+    model = experiment.build(config, DataFacts(names, (size, size, 3), (40, 1000), True))
+    classifier = Classifier.of_model(model, names, lambda: noise(size))
+
+    def one_by_one(files: list[Path]) -> np.ndarray:
+        logits = []
+        for file in files:
+            with Image.open(file) as image:
+                logits.append(model.predict(sources.resize(image, size)[None], verbose=0))
+        return np.concatenate(logits)
+
+    with tempfile.TemporaryDirectory() as folder:
+        rng, paths = np.random.default_rng(0), [Path(folder, f"{number:05d}.jpg") for number in range(files)]
+        for path in paths:
+            small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
+            small.resize((side, side), Image.Resampling.BICUBIC).save(path)
+        few = paths[:keras_files]
+        difference = np.abs(predict(classifier, paths).logits[:len(few)] - one_by_one(few)).max()
+        best = take_turns(rounds, keras=timed(lambda: one_by_one(few), len(few)),
+                          predict=timed(lambda: predict(classifier, paths), files))
+    yield {"images_per_s": 1 / best["predict"], "keras_images_per_s": 1 / best["keras"],
+           "ratio": best["keras"] / best["predict"], "largest_difference_of_a_logit": float(difference)}
+
+
+def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -> Results:
+    """Step time, images per second and peak memory over batch, width, replicas, workers, precision, XLA …
+
+    Every configuration runs in processes of its own: real ones over loopback for workers, logical CPU devices for
+    replicas where there is no GPU. One changes a single setting of the first (`size` has a batch of 4 throughout);
+    images count labelled and unlabelled, over all replicas. Memory holds as many as `unlabeled` says. Ten minutes or
+    more on 2 cores, bfloat16 far longer where the CPU has no instructions for it. The median of --steps counts;
+    --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws how time
+    and memory grow.
+    """
+    names, start = only.split(",") if only else list(SWEEP), BASE | json.loads(base)
+    if not {*names} <= {*SWEEP} or not {*start} <= {*BASE}:
+        raise UserError(f"--only={only} --base={base}: expected names of {', '.join(SWEEP)}, and of {', '.join(BASE)}.")
+    configs = [start] + [{**start, **({"batch": 4} if name == "size" else {}), name: value}
+                         for name in names for value in SWEEP[name]]
+    rows = []
+    for config in (config for number, config in enumerate(configs) if config not in configs[:number]):
+        rows.append(config | in_processes(_one_scale, config, steps, workers=config["workers"]))
+        yield rows[-1]
+    if figure:
+        from libml.results import plots
+
+        plots.save(growth(rows, [name for name in GROWTH if name in names]), figure, ("png",))
+
+
+def _one_scale(config: dict, steps: int) -> dict[str, float]:
+    """Measures one configuration in this process, one of `workers`; memory is that of one process."""
+    cli.start_tensorflow()
+    from libml import networks
+    from libml.devices import distribute
+
+    run = RunConfig.of(CSSL, uratio=URATIO, scales=3, num_devices=config["replicas"],
+                       mixed_precision=config["precision"],
+                       **{name: config[name] for name in ("batch", "filters", "repeat", "jit", "recompute")})
+    strategy = distribute.create_strategy(run.scale, distribute.find_cluster("auto", os.environ))
+    dataset = noise(config["size"], config["unlabeled"], config["classes"])
+    model, _, updates = updates_of(run.with_data(dataset), dataset, strategy)
+    first, *times = (timed(updates)() for _ in range(3 + steps))
+    seconds = float(np.median(times[2:]))  # two more warm up
+    assert np.isfinite(updates()).all()
+    distribute.ProcessGroup(strategy).final_barrier()
+    return {"step_s": round(seconds, 4), "images_per_s": round(config["batch"] * (1 + URATIO) / seconds, 1),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, "compile_s": round(first, 1),
+            "weights": networks.count_weights(model.network)}
+
+
+def growth(rows: list[dict], names: list[str]):
+    """Draws seconds per update and peak memory over each of some settings, of measurements that differ in one alone.
+
+    Dotted: as much longer as the setting is larger. Each kind of panel has one scale: what does not grow looks flat.
+    """
+    from libml.results.plots import COLOURS, panels
+
+    shown = [row for row in rows if "step_s" in row]
+    figure, axes = panels(2, len(names), 2.6, 2.3)
+    for (top, bottom), name in zip(axes.T, names, strict=True):
+        lines: dict[tuple, list[dict]] = defaultdict(list)
+        for row in sorted(shown, key=lambda row: row[name]):
+            lines[tuple(row[other] for other in names if other != name)].append(row)
+        for same in (same for same in lines.values() if len(same) > 1):
+            places, seconds = [row[name] for row in same], [row["step_s"] for row in same]
+            top.plot(places, [seconds[0] * place / places[0] for place in places], ":", color="grey", linewidth=1)
+            top.plot(places, seconds, "o-", color=COLOURS[0])
+            bottom.plot(places, [row["peak_memory_mb"] / 1024 for row in same], "o-", color=COLOURS[0])
+            for axis in (top, bottom):
+                axis.set_xscale("log")
+                axis.set_xticks(places, [f"{place:,}" for place in places], fontsize="x-small", rotation=45)
+                axis.minorticks_off()
+                axis.grid(alpha=0.3)
+        seconds = [row["step_s"] for row in shown]
+        top.set(yscale="log", ylim=(min(seconds) / 1.3, max(seconds) * 1.3))
+        bottom.set(xlabel=name, ylim=(0, max(row["peak_memory_mb"] for row in shown) / 1000))
+    axes[0, 0].set_ylabel("seconds per update")
+    axes[1, 0].set_ylabel("peak memory (GB)")
+    return figure
+
+
+def start(against: str = "", rounds: int = 3) -> Results:
+    """Seconds from `python cssl.py --dataset=digits.1@40-1` to its first report, after 16 updates.
+
+    That is imports, data, network, tracing, compiling, updates, evaluation. "first" has no files of a run before,
+    "second" those of the first, and "continuation" goes on with the run of the second, which was stopped by a signal.
+    --against names the root of another checkout, to be measured beside this one.
+    """
+    roots = {"this checkout": ROOT}
+    if against:
+        if not Path(against, "cssl.py").exists():
+            raise UserError(f"--against={against} has no cssl.py: name the root of a checkout.")
+        roots["the other"] = Path(against).resolve()
+    best: dict[str, dict[str, float]] = {name: {} for name in roots}
+    for _ in range(rounds):
+        for name, root in roots.items():
+            with tempfile.TemporaryDirectory() as place:
+                seconds = {what: _seconds_to_report(root, f"{place}/{folder}", f"{place}/cache")
+                           for what, folder in (("first", "1"), ("second", "2"), ("continuation", "2"))}
+            best[name] = {what: min(value, best[name].get(what, math.inf)) for what, value in seconds.items()}
+    yield best
+
+
+def _seconds_to_report(root: Path, folder: str, cache: str) -> float:
+    """Starts the command of a checkout, stops it at its first report, and returns how long that took."""
+    begun = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-u", "cssl.py", "--dataset=digits.1@40-1", f"--train_dir={folder}"],
+                               cwd=root, env={**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": cache},
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    seconds = next((time.perf_counter() - begun for line in process.stdout if " kimg  accuracy" in line), None)
+    process.terminate()
+    process.communicate()
+    if seconds is None:
+        raise UserError(f"The run of {root} made no report: exit code {process.returncode}.")
+    return seconds
+
+
+def methods(methods: str = ",".join(cssl.methods().values()), flags: str = "", rounds: int = 3) -> Results:
+    """One update of each method and of FixMatch, in turns, on noise of 32x32 pixels, with the network of --flags.
+
+    Beside their ratio stands what the network's passes explain: images that are trained on, and a third of those that
+    only go forward, over FixMatch's. The rest is the method's own share: banks, projections, mixing.
+    """
+    for name in [cssl.methods()[cssl.method(name).__name__] for name in methods.split(",")]:  # UserError: unknown
+        yield {"method": name} | in_processes(_one_method, name, shlex.split(flags), rounds)
+
+
+def _one_method(method: str, flags: list[str], rounds: int) -> dict[str, Any]:
+    """Times updates of a method and of FixMatch in this process."""
+    cli.start_tensorflow()
+    from libml import experiment
+
+    seconds, images = {}, {}
+    for name in dict.fromkeys(("fixmatch", method)):
+        config = cli.configuration(cssl.method(name), [name, "--dataset=cifar10.1@40-1", *flags])
+        model, batches, updates = updates_of(config, experiment.divided(config, noise(32)))
+        seconds[name], images[name] = timed(updates), _passes(model, next(batches))
+    best = take_turns(rounds, **seconds)
+    ratio, explained = best[method] / best["fixmatch"], images[method] / images["fixmatch"]
+    return {"step_s": best[method], "fixmatch_s": best["fixmatch"], "ratio": ratio,
+            "explained": explained, "own_share": 1 - explained / ratio}
+
+
+def _passes(model, batch) -> float:
+    """Returns the images of an update's passes through the network, those without gradients counted a third."""
+    graph = tf.function(model.train_step, autograph=False).get_concrete_function(batch).graph
+    counted = [sum(op.inputs[0].shape[0] for op in graph.get_operations()
+                   if op.type == kind and op.inputs[0].shape[-1] == 3)  # the first layer sees colours
+               for kind in ("Conv2D", "Conv2DBackpropFilter")]
+    return counted[1] + (counted[0] - counted[1]) / 3
+
+
+# The command line.
+
+def lines_of(result: dict[str, Any], name: str = "") -> Iterator[tuple[list[str], list[str]]]:
+    """Yields columns and cells of a result, and of the results within it."""
+    row = {key: value for key, value in result.items() if not isinstance(value, dict)}
+    if row:
+        row = {"": name} | row if name else row
+        yield list(row), [f"{value:.{1 if abs(value) >= 100 else 4}f}" if isinstance(value, float) else str(value)
+                          for value in row.values()]
+    for key, value in result.items():
+        if isinstance(value, dict):
+            yield from lines_of(value, key)
+
+
+def main() -> None:
+    """Measures what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="benchmark", metavar="BENCHMARK")
+    for function in (augment, data, peers, predict, scale, start, methods):
+        command = commands.add_parser(function.__name__, description=inspect.getdoc(function),
+                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+        command.add_argument("--json", action="store_true", help="print JSON")
+        for name, argument in inspect.signature(function).parameters.items():
+            kind = {"type": type(argument.default), "help": f"default: {argument.default}"}
+            command.add_argument(f"--{name}", default=argument.default,
+                                 **({"action": "store_true"} if argument.default is False else kind))
+    given = vars(parser.parse_args())
+    measure, as_json, columns = globals()[given.pop("benchmark")], given.pop("json"), None
+    cli.start_tensorflow()
+    for result in measure(**given):
+        if as_json:
+            print(json.dumps(result), flush=True)
+        for header, cells in lines_of(result) if not as_json else ():
+            lines = tables.markdown([header, cells]).splitlines()
+            print(*lines if header != columns else lines[2:], sep="\n", flush=True)
+            columns = header
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

@@ -1,0 +1,70 @@
+"""Benchmarks: what they compare is equal, what they print can be read by programs, and contenders take turns."""
+import json
+
+import bench
+import numpy as np
+import pytest
+from helpers import invoke
+
+from libml.errors import UserError
+
+
+def test_contenders_take_turns_and_the_best_round_counts():
+    order, seconds = [], iter([0.0, 1.0, 5.0, 7.0, 4.0, 8.0])  # the first round warms up
+
+    def contender(name):
+        def measure():
+            order.append(name)
+            return next(seconds)
+        return measure
+
+    assert bench.take_turns(2, ours=contender("ours"), theirs=contender("theirs")) == {"ours": 4, "theirs": 7}
+    assert order == ["ours", "theirs"] * 3
+
+
+def test_tables_show_results_within_results():
+    lines = list(bench.lines_of({"images": 8, "rate": 123.456, "ops": {"blur": {"us": 0.5}, "solarize": {"us": 20}}}))
+    assert lines == [(["images", "rate"], ["8", "123.5"]), (["", "us"], ["blur", "0.5000"]),
+                     (["", "us"], ["solarize", "20"])]
+
+
+@pytest.mark.slow
+def test_augment(command):
+    done = command("scripts/lab/bench.py", "augment", "--json", "--images=8", "--size=16", "--rounds=1", "--no_ops")
+    result = json.loads(done.stdout)
+    assert {"pillow_images_per_s", "graph_images_per_s", "ratio", "threads", "op_us_per_image"} <= set(result)
+    assert result["threads"] == 1 and result["graph_images_per_s"] > 0
+    assert result["ratio"] == pytest.approx(result["graph_images_per_s"] / result["pillow_images_per_s"], abs=0.01)
+
+
+@pytest.mark.slow
+def test_data(command):
+    result = json.loads(command("scripts/lab/bench.py", "data", "--dataset=digits.1@40-1", "--steps=5", "--rounds=2",
+                                "--json").stdout)
+    assert result["images_per_s"] > 0 and result["first_batch_s"] > 0
+
+
+def test_predict_compares_equal_predictions():
+    done = invoke(bench.main, "predict", "--json", "--files=64", "--keras_files=4", "--rounds=2", "--filters=4",
+                  "--repeat=1", "--size=16")
+    result = json.loads(done.stdout)
+    assert result["largest_difference_of_a_logit"] < 1e-5  # batches of other sizes
+    assert result["ratio"] > 5  # with so small a network calls are all that counts: some hundred
+
+
+def test_growth_has_a_line_per_setting_that_was_varied():
+    base = {"batch": 16, "size": 32, "step_s": 0.2, "peak_memory_mb": 1024}
+    rows = [base, {**base, "batch": 4, "step_s": 0.05}, {**base, "size": 64, "step_s": 0.8, "peak_memory_mb": 2048},
+            {"batch": 64, "size": 32, "error": "not done after 300 s"}]
+    (batch, size), (_, memory) = np.reshape(bench.growth(rows, ("batch", "size")).axes, (2, 2))
+    assert [line.get_xydata().tolist() for line in batch.lines] == [[[4, 0.05], [16, 0.2]]] * 2  # linear: on the dots
+    assert [line.get_ydata().tolist() for line in size.lines] == [[0.2, 0.4], [0.2, 0.8]]
+    assert memory.lines[0].get_xydata().tolist() == [[32, 1], [64, 2]]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["methods", "--methods=vat,vatt"], "no method 'vatt'"), (["scale", "--only=width"], "expected names of batch"),
+    (["start", "--against=/nowhere"], "has no cssl.py")])
+def test_unknown_names_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        invoke(bench.main, *arguments)
