@@ -23,8 +23,7 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"sbatch ": "SLURM; tests/devices/test_scale.py runs the scripts",
     r"TF_CONFIG=": "several machines; tests/devices/test_scale.py starts such processes",
     r"python scripts/create_datasets\.py": "downloads; tests/data/test_sources.py has small files",
-    r"python scripts/(torture|doctor)\.py": "minutes; tests/tools/test_doctor.py",
-    r"python scripts/evidence\.py": "hours; tests/lab/test_evidence.py",
+    r"python scripts/lab/": "minutes to hours; tests/lab",
     r"CosineDecay": "trained for minutes, for a table",
     r"fashion_mnist": "of the same table"}
 SHORTER = {  # what stands for what takes long, or is not here
