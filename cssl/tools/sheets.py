@@ -38,8 +38,9 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"--rates={rates}: not a readable .npy file ({error})") from error
     else:
+        prefix = find_checkpoint(str(checkpoint))
         try:
-            reader = tf.train.load_checkpoint(find_checkpoint(str(checkpoint)))
+            reader = tf.train.load_checkpoint(prefix)
         except (tf.errors.OpError, ValueError) as error:
             raise UserError(f"--checkpoint={checkpoint}: not a readable checkpoint") from error
         shapes = reader.get_variable_to_shape_map()

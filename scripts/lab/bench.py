@@ -423,7 +423,7 @@ def _one_method(method: str, flags: list[str], rounds: int) -> dict[str, Any]:
 
 def _passes(model, batch) -> float:
     """Returns the images of an update's passes through the network, those without gradients counted a third."""
-    graph = tf.function(model.train_step, autograph=False).get_concrete_function(batch).graph
+    graph = tf.function(model.train_on_bytes, autograph=False).get_concrete_function(batch).graph
     counted = [sum(op.inputs[0].shape[0] for op in graph.get_operations()
                    if op.type == kind and op.inputs[0].shape[-1] == 3)  # the first layer sees colours
                for kind in ("Conv2D", "Conv2DBackpropFilter")]
