@@ -28,14 +28,15 @@ setup(
     install_requires=[
         "absl-py>=2.0",  # the flags users of FixMatch know
         "importlib_resources",  # tensorflow-datasets needs it and does not declare it
-        "keras>=3.8",  # networks and the model class
+        "keras>=3.10",  # networks and the model class
         "matplotlib>=3.8",  # contact sheets, plots, the report page
         "numpy>=1.26",  # splits, evaluation, calibration
         "pillow>=9.5",  # image files; the definition of every augmentation
+        "protobuf>=6.31.1",  # tensorflow-metadata needs it and does not declare it
         "scikit-learn>=1.4",  # the embedded handwritten digits
         "scipy>=1.10",  # quantiles: of the Beta distribution for mixing weights, of Student's t
-        "tensorboard>=2.18",  # event files: written by TensorFlow, read where metrics.jsonl is damaged
-        "tensorflow>=2.18",  # everything that is computed
+        "tensorboard>=2.20",  # event files: written by TensorFlow, read where metrics.jsonl is damaged
+        "tensorflow>=2.20",  # everything that is computed
         "tensorflow-datasets>=4.9.7",  # CIFAR, SVHN, STL-10, Fashion-MNIST
         "tqdm>=4.60",  # progress bars
         "typing_extensions>=4.6",  # tells type checkers that options are dataclasses

@@ -173,12 +173,11 @@ class _ShakeBlock(keras.layers.Layer):
     def __init__(self, make: Factory, name: str, channels: int, filters: int, stride: int):
         super().__init__(name=name)
         self.stride = stride
-        # One list: Keras before 3.15 leaves layers within lists of lists out of its files.
-        self.branches = [layer for branch in "ab" for layer in (
-            make.conv(f"{name}_{branch}_conv1", channels, filters, 3, stride),
-            make.norm(f"{name}_{branch}_norm1", filters),
-            make.conv(f"{name}_{branch}_conv2", filters, filters, 3),
-            make.norm(f"{name}_{branch}_norm2", filters))]
+        # Not a list of lists: Keras before 3.15 leaves the layers within such out of its files.
+        self.first, self.second = ([make.conv(f"{name}_{branch}_conv1", channels, filters, 3, stride),
+                                    make.norm(f"{name}_{branch}_norm1", filters),
+                                    make.conv(f"{name}_{branch}_conv2", filters, filters, 3),
+                                    make.norm(f"{name}_{branch}_norm2", filters)] for branch in "ab")
         self.shortcut = None
         if channels != filters or stride != 1:
             # Where the resolution halves, two paths a pixel apart see what one strided 1x1 convolution would skip.
@@ -190,7 +189,7 @@ class _ShakeBlock(keras.layers.Layer):
     def call(self, x, training, noise):
         activated = tf.nn.relu(x)
         outputs = []
-        for conv1, norm1, conv2, norm2 in (self.branches[:4], self.branches[4:]):
+        for conv1, norm1, conv2, norm2 in (self.first, self.second):
             y = tf.nn.relu(norm1(conv1(activated), training=training))
             outputs.append(norm2(conv2(noise.dropout(y)), training=training))
         if training:

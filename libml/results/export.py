@@ -68,7 +68,7 @@ def _residual(block: Any, x: Any) -> Any:
 def _shake(block: Any, x: Any) -> Any:
     activated = keras.layers.ReLU()(x)
     branches = [_norm(norm2, _conv(conv2, keras.layers.ReLU()(_norm(norm1, _conv(conv1, activated)))))
-                for conv1, norm1, conv2, norm2 in block.branches]
+                for conv1, norm1, conv2, norm2 in (block.first, block.second)]
     if block.shortcut is not None:
         paths = [activated]
         if block.stride > 1:

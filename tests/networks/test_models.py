@@ -264,7 +264,7 @@ def test_shake_mixes_at_random_in_training_and_evenly_otherwise():
     assert np.ptp(y, axis=0).min() > 0  # every image has weights of its own
     np.testing.assert_array_equal(net(x, training=True, seed=[1, 2]), y)
     block, ones = net.blocks[0], tf.ones([1, 4, 4, 16])
-    first, second = (n2(c2(tf.nn.relu(n1(c1(ones))))) for c1, n1, c2, n2 in (block.branches[:4], block.branches[4:]))
+    first, second = (n2(c2(tf.nn.relu(n1(c1(ones))))) for c1, n1, c2, n2 in (block.first, block.second))
     shortcut = block.shortcut_norm(block.shortcut[0](ones))
     expected = shortcut + 0.5 * (first + second)
     np.testing.assert_allclose(block(ones, training=False, noise=layers.Noise(None, 0.0)), expected, atol=1e-5)
