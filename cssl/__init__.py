@@ -61,7 +61,7 @@ __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()},
     **dict.fromkeys(("RunConfig", "option"), "libml.config"), "SSLModel": "libml.learn.model", "Run": "libml.run",
     "train": "libml.experiment", **dict.fromkeys(("from_arrays", "from_csv", "from_folder", "load"), "libml.data"),
-    "augment": "libml", "losses": "libml.learn", "metrics": "libml.results"})
+    "main": "cssl.cli", "augment": "libml", "losses": "libml.learn", "metrics": "libml.results"})
 
 
 def open(path: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,

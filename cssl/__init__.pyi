@@ -5,6 +5,7 @@ from typing import Any
 from cssl.adamatch import AdaMatch as AdaMatch
 from cssl.alphamatch import AlphaMatch as AlphaMatch
 from cssl.c2s2l import C2S2L as C2S2L
+from cssl.cli import main as main
 from cssl.comatch import CoMatch as CoMatch
 from cssl.crmatch import CRMatch as CRMatch
 from cssl.cssl import CSSL as CSSL

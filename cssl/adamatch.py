@@ -9,11 +9,10 @@ import math
 
 import numpy as np
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import banks, losses, mixing, optim
-from libml.learn.model import ALIGNMENT_LENGTH, Equal, SSLModel
-from libml.learn.step import LossOutput, Step
+from libml.learn import ALIGNMENT_LENGTH, Equal, LossOutput, SSLModel, Step, banks, losses, mixing, optim
 
 
 class AdaMatch(SSLModel):
@@ -96,6 +95,4 @@ class AdaMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(AdaMatch)
+    cssl.main(AdaMatch)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, SSLModel, losses
 
 
 def powered_mean(log_p: tf.Tensor, weights: list[float], alpha: float) -> tf.Tensor:
@@ -25,6 +24,7 @@ class AlphaMatch(SSLModel):
     """Divergence of weak and strong views from their powered mean, without threshold."""
 
     uses_alignment = True
+    presets = {"cifar100": {"align": True}}  # as in the paper
 
     class Options(SSLModel.Options):
         alpha: float = option(1.5, "alpha: of the divergence; the larger, the more the views must agree", low=0,
@@ -33,11 +33,6 @@ class AlphaMatch(SSLModel):
         target: str = option("normalized", "the target g is the powered mean of the views, normalised (Eq. 12), or not "
                              "(literal: Algorithm 1 as printed)", choices=("normalized", "literal"))
         align: bool = option(False, "distribution alignment of the weak prediction within the target; for CIFAR-100")
-
-    @classmethod
-    def dataset_presets(cls, dataset):
-        """The paper aligns on CIFAR-100."""
-        return {"align": True} if dataset == "cifar100" else {}
 
     def compute_losses(self, views, step):
         """H(label, p) + wu ((1 - beta) D(g || p_weak) + beta mean_i D(g || p_i)) (Algorithm 1)."""
@@ -61,6 +56,4 @@ class AlphaMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(AlphaMatch)
+    cssl.main(AlphaMatch)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml import augment
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import Equal, SSLModel
-from libml.learn.step import LossOutput, Step
+from libml.learn import Equal, LossOutput, SSLModel, Step, losses
 
 EPOCH = 1024  # updates
 
 
 class C2S2L(SSLModel):
     """Divergence of the strong view from the set of distributions under the possibility degrees of the weak view."""
+
+    presets = {"any": {"augment": "d.d.rac"}}
 
     class Options(SSLModel.Options):
         """C2S2L's own hyperparameters; the paper searched calibration {.1, .25, .5}, gamma {.01, .1, 1}."""
@@ -32,11 +33,6 @@ class C2S2L(SSLModel):
         refresh: int = option(10, "updates between new calibrations", low=1)
         normalize: str = option("all", "largest possibility becomes 1: by dividing all by it, or by raising it alone",
                                 choices=("all", "largest"))
-
-    @classmethod
-    def presets(cls, labels):
-        """RandAugment with cutout."""
-        return {"augment": "d.d.rac"}
 
     def initial_state(self):
         """The network as it was at the last calibration, and the scores of the calibration images, sorted."""
@@ -110,6 +106,4 @@ class C2S2L(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(C2S2L)
+    cssl.main(C2S2L)

@@ -121,8 +121,8 @@ def help_text(method: type[SSLModel]) -> str:
         if options is TrainOptions:
             lines.append(f"  --train_steps\n      {TRAIN_STEPS}")
         lines.append("")
-    presets = {"any": method.presets(None), "40 labels": method.presets(40),
-               **{name: {k: v for k, v in {**dataset.presets, **method.dataset_presets(name)}.items()
+    presets = {**method.presets,
+               **{name: {k: v for k, v in {**dataset.presets, **method.presets.get(name, {})}.items()
                          if k in RunConfig.fields(method)} for name, dataset in DATASETS.items()}}
     lines.append("Presets, where a flag is not given: " + "; ".join(
         f"{name}: {', '.join(f'{k} {v}' for k, v in preset.items())}" for name, preset in presets.items() if preset))

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import banks, losses
-from libml.learn.model import Equal, SSLModel
-from libml.learn.options import SharedOptions
-from libml.learn.step import LossOutput, Step
+from libml.learn import Equal, LossOutput, SharedOptions, SSLModel, Step, banks, losses
 
 
 class CoMatch(SSLModel):
@@ -20,6 +18,7 @@ class CoMatch(SSLModel):
 
     communicates = True
     views_per_image = (1, 2)
+    presets = {"stl10": {"wc": 5.0}}  # USB's
 
     class Options(SharedOptions):
         """CoMatch's own hyperparameters; the authors trained 2^19 updates (--train_kimg=32768)."""
@@ -35,11 +34,6 @@ class CoMatch(SSLModel):
                                     high=1)
         queue_batch: int = option(5, "batches in the memory", low=1)
         low_dim: int = option(64, "length of the embeddings", low=1)
-
-    @classmethod
-    def dataset_presets(cls, dataset):
-        """USB's weight."""
-        return {"wc": 5.0} if dataset == "stl10" else {}
 
     def with_heads(self, network):
         """Embeddings of unit length."""
@@ -100,6 +94,4 @@ class CoMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(CoMatch)
+    cssl.main(CoMatch)

@@ -2,15 +2,11 @@
 
     python -m cssl.crmatch --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing
-from libml.learn.model import SSLModel
-from libml.learn.options import ThresholdOptions
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, SSLModel, ThresholdOptions, losses, mixing
 
 
 class CRMatch(SSLModel):
@@ -48,6 +44,4 @@ class CRMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(CRMatch)
+    cssl.main(CRMatch)

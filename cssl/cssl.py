@@ -4,11 +4,10 @@
 """
 from __future__ import annotations
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.step import UnlabeledLoss
+from libml.learn import SSLModel, UnlabeledLoss, losses
 
 
 class CSSL(SSLModel):
@@ -45,6 +44,4 @@ class CSSL(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(CSSL)
+    cssl.main(CSSL)

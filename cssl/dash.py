@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.step import Step, UnlabeledLoss
+from libml.learn import SSLModel, Step, UnlabeledLoss, losses
 
 WINDOW = 256  # last updates of the warm-up, whose labelled loss the threshold starts from
 
@@ -64,6 +63,4 @@ class Dash(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(Dash)
+    cssl.main(Dash)

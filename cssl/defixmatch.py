@@ -2,14 +2,10 @@
 
     python -m cssl.defixmatch --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.options import ThresholdOptions
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, SSLModel, ThresholdOptions, losses
 
 
 class DeFixMatch(SSLModel):
@@ -39,6 +35,4 @@ class DeFixMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(DeFixMatch)
+    cssl.main(DeFixMatch)

@@ -2,22 +2,23 @@
 
     python -m cssl.enaet --dataset=cifar10.3@250-1          (the authors' length: --train_kimg=131072, 2^20 updates)
 """
-from __future__ import annotations
-
 import math
 
+import cssl
 from libml import augment, networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing, optim
-from libml.learn.model import AdamModel
-from libml.learn.step import LossOutput
+from libml.learn import AdamModel, LossOutput, losses, mixing, optim
 
 WEIGHTS = {"projective": 10.0, "affine": 7.5, "similarity": 5.0, "euclidean": 2.0, "ccbs": 0.5}  # lambda_k
 
 
 class EnAET(AdamModel):
     """MixMatch, plus the errors of five decoders of transformations and the divergence of transformed images."""
+
+    views_per_image = (2, 0)
+    presets = {"cifar100": {"w_match": 150.0}, "stl10": {"w_match": 50.0, "warmup_pos": 500 / 1024},
+               **dict.fromkeys(("svhn", "svhn_noextra"), {"w_match": 250.0})}  # the authors'
 
     class Options(AdamModel.Options):
         batch: int = option(128, "B: labelled images per update", low=1, named=True)
@@ -33,15 +34,6 @@ class EnAET(AdamModel):
         decoder_lr: float = option(0.1, "learning rate of the decoders; falls in cosines by a tenth each", above=0)
         decoder_wd: float = option(0.0005, "weight decay of the decoders: factor of 0.5 ||W||^2 over all weights",
                                    low=0)
-
-    views_per_image = (2, 0)
-
-    @classmethod
-    def dataset_presets(cls, dataset):
-        """The authors' weights of the guesses, and a longer warm-up on STL-10."""
-        svhn = {"w_match": 250.0}
-        return {"cifar100": {"w_match": 150.0}, "svhn": svhn, "svhn_noextra": svhn,
-                "stl10": {"w_match": 50.0, "warmup_pos": 500 / 1024}}.get(dataset, {})
 
     def with_heads(self, network):
         """Decoders of the transformations."""
@@ -107,6 +99,4 @@ class EnAET(AdamModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(EnAET)
+    cssl.main(EnAET)

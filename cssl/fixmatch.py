@@ -5,14 +5,10 @@
 The flags from --optimizer to --anchoring are the paper's ablations, as --cutout and --augment are: another optimiser,
 another decay, a mean teacher, sharpened predictions, other views. Their defaults are FixMatch.
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, optim
-from libml.learn.model import SSLModel
-from libml.learn.options import ThresholdOptions
-from libml.learn.step import UnlabeledLoss
+from libml.learn import SSLModel, ThresholdOptions, UnlabeledLoss, losses, optim
 
 
 class FixMatch(SSLModel):
@@ -78,6 +74,4 @@ class FixMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(FixMatch)
+    cssl.main(FixMatch)

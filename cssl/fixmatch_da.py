@@ -2,13 +2,9 @@
 
     python -m cssl.fixmatch_da --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.options import ThresholdOptions
-from libml.learn.step import UnlabeledLoss
+from libml.learn import SSLModel, ThresholdOptions, UnlabeledLoss, losses
 
 
 class FixMatchDA(SSLModel):
@@ -28,6 +24,4 @@ class FixMatchDA(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(FixMatchDA)
+    cssl.main(FixMatchDA)

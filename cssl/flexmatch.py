@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import banks, losses
-from libml.learn.model import SSLModel
-from libml.learn.step import UnlabeledLoss
+from libml.learn import SSLModel, UnlabeledLoss, banks, losses
 
 
 class FlexMatch(SSLModel):
@@ -58,6 +57,4 @@ class FlexMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(FlexMatch)
+    cssl.main(FlexMatch)

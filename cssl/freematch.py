@@ -6,27 +6,22 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import banks, losses
-from libml.learn.model import Equal, SSLModel
-from libml.learn.step import LossOutput, Step
+from libml.learn import Equal, LossOutput, SSLModel, Step, banks, losses
 
 
 class FreeMatch(SSLModel):
     """Cross-entropy of the strong view with y = argmax q, where max q >= tau p_y / max p; tau, p moving averages."""
 
     communicates = True
+    presets = dict.fromkeys(("svhn", "svhn_noextra"), {"tau_max": 0.95})  # USB's
 
     class Options(SSLModel.Options):
         momentum: float = option(0.999, "lambda: decay of the averages of confidence and predictions", low=0, high=1)
         w_fair: float = option(0.01, "w_f: weight of the fairness loss", low=0, named=True)
         tau_max: float = option(1.0, "largest threshold; 0.95 for SVHN", low=0, high=1)
-
-    @classmethod
-    def dataset_presets(cls, dataset):
-        """USB's bound."""
-        return {"tau_max": 0.95} if dataset.startswith("svhn") else {}
 
     def initial_state(self):
         """Averages of confidence (tau), of predictions (p) and of the histogram of predicted classes (h)."""
@@ -76,6 +71,4 @@ class FreeMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(FreeMatch)
+    cssl.main(FreeMatch)

@@ -2,8 +2,8 @@
 
     python -m cssl.fully_supervised --dataset=cifar10.3@40-1
 """
-from libml.learn.model import SSLModel
-from libml.learn.step import LossOutput
+import cssl
+from libml.learn import LossOutput, SSLModel
 
 
 class FullySupervised(SSLModel):
@@ -19,6 +19,4 @@ class FullySupervised(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(FullySupervised)
+    cssl.main(FullySupervised)

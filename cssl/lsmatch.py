@@ -2,13 +2,10 @@
 
     python -m cssl.lsmatch --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.step import UnlabeledLoss
+from libml.learn import SSLModel, UnlabeledLoss, losses
 
 
 class LSMatch(SSLModel):
@@ -34,6 +31,4 @@ class LSMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(LSMatch)
+    cssl.main(LSMatch)

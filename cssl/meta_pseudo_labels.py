@@ -5,19 +5,15 @@
 By default what the authors' program computes, where the soft feedback has no gradient: a UDA teacher distilled into a
 student. The paper's algorithm is --feedback=hard --sign=paper.
 """
-from __future__ import annotations
-
 import math
 
 import numpy as np
 
+import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing
-from libml.learn.model import SSLModel
-from libml.learn.options import SharedOptions
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, SharedOptions, SSLModel, losses, mixing
 
 
 def centred(change, average):
@@ -34,6 +30,7 @@ class MetaPseudoLabels(SSLModel):
 
     views_per_image = (1, 1)
     communicates = True  # the student's step comes before the teacher's gradient
+    presets = {"any": {"augment": "d.d.rac", "bn_momentum": 0.99}}
 
     class Options(SharedOptions):
         """Meta Pseudo Labels' own hyperparameters, as in the authors' program."""
@@ -59,11 +56,6 @@ class MetaPseudoLabels(SSLModel):
                                "no feedback", choices=("none", "soft", "hard"))
         sign: str = option("code", "of the feedback: the student's loss after its step minus that before (the authors' "
                            "program), or before minus after (the paper)", choices=("code", "paper"))
-
-    @classmethod
-    def presets(cls, labels):
-        """RandAugment with cutout, and shorter averages in batch normalisation."""
-        return {"augment": "d.d.rac", "bn_momentum": 0.99}
 
     def __init__(self, network, num_classes, *, teacher=None, seed=0, **arguments):
         if teacher is None:
@@ -160,6 +152,4 @@ class MetaPseudoLabels(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(MetaPseudoLabels)
+    cssl.main(MetaPseudoLabels)

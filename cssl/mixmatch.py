@@ -2,14 +2,10 @@
 
     python -m cssl.mixmatch --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing
-from libml.learn.model import SSLModel
-from libml.learn.options import PreFixMatchOptions
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, PreFixMatchOptions, SSLModel, losses, mixing
 
 
 class MixMatch(SSLModel):
@@ -53,6 +49,4 @@ class MixMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(MixMatch)
+    cssl.main(MixMatch)

@@ -2,13 +2,10 @@
 
     python -m cssl.mixup --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing
-from libml.learn.model import AdamModel
-from libml.learn.step import LossOutput
+from libml.learn import AdamModel, LossOutput, losses, mixing
 
 
 class MixUp(AdamModel):
@@ -46,6 +43,4 @@ class MixUp(AdamModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(MixUp)
+    cssl.main(MixUp)

@@ -2,14 +2,10 @@
 
     python -m cssl.pseudo_label --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.options import ConsistencyOptions
-from libml.learn.step import LossOutput
+from libml.learn import ConsistencyOptions, LossOutput, SSLModel, losses
 
 
 class PseudoLabel(SSLModel):
@@ -33,6 +29,4 @@ class PseudoLabel(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(PseudoLabel)
+    cssl.main(PseudoLabel)

@@ -2,14 +2,10 @@
 
     python -m cssl.refixmatch --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.options import ThresholdOptions
-from libml.learn.step import UnlabeledLoss
+from libml.learn import SSLModel, ThresholdOptions, UnlabeledLoss, losses
 
 
 class ReFixMatch(SSLModel):
@@ -31,6 +27,4 @@ class ReFixMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(ReFixMatch)
+    cssl.main(ReFixMatch)

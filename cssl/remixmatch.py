@@ -2,17 +2,13 @@
 
     python -m cssl.remixmatch --dataset=cifar10.3@40-1          (without CTAugment: --augment=d.d.x)
 """
-from __future__ import annotations
-
 import numpy as np
 
+import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing
-from libml.learn.model import SSLModel
-from libml.learn.options import PreFixMatchOptions
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, PreFixMatchOptions, SSLModel, losses, mixing
 
 
 class ReMixMatch(SSLModel):
@@ -20,6 +16,7 @@ class ReMixMatch(SSLModel):
 
     uses_alignment = True
     strong_labeled = True
+    presets = {"40 labels": {"K": 1, "w_rot": 2.0, "warmup_kimg": 8192.0}}  # Sohn et al. 2020
 
     class Options(PreFixMatchOptions):
         K: int = option(8, "strong views per unlabelled image", low=1)
@@ -31,11 +28,6 @@ class ReMixMatch(SSLModel):
         warmup_kimg: float = option(1024.0, "kimg over which w_match and w_kl grow linearly", low=0)
         use_dm: bool = option(True, "whether guesses are aligned")
         use_xe: bool = option(True, "whether the mixed unlabelled loss is a cross-entropy, or a squared error")
-
-    @classmethod
-    def presets(cls, labels):
-        """With 40 labels: fewer views, a longer warm-up, more rotation (Sohn et al. 2020)."""
-        return {"K": 1, "w_rot": 2.0, "warmup_kimg": 8192.0} if labels == 40 else {}
 
     def with_heads(self, network):
         """Four quarter turns to tell apart."""
@@ -77,6 +69,4 @@ class ReMixMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(ReMixMatch)
+    cssl.main(ReMixMatch)

@@ -5,14 +5,10 @@
 The method's code is not public, and its abstract does not define it. This is built after the abstract and the authors'
 earlier RankingMatch, and no published figure of ReRankMatch can be claimed for it.
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.options import ThresholdOptions
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, SSLModel, ThresholdOptions, losses
 
 
 class ReRankMatch(SSLModel):
@@ -39,6 +35,4 @@ class ReRankMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(ReRankMatch)
+    cssl.main(ReRankMatch)

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import banks, losses
-from libml.learn.model import Equal, SSLModel
-from libml.learn.step import LossOutput, Step
+from libml.learn import Equal, LossOutput, SSLModel, Step, banks, losses
 
 DIMENSION = 128
 
@@ -88,6 +87,4 @@ class SimMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(SimMatch)
+    cssl.main(SimMatch)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import banks, losses
-from libml.learn.model import Equal, SSLModel
-from libml.learn.step import Step, UnlabeledLoss
+from libml.learn import Equal, SSLModel, Step, UnlabeledLoss, banks, losses
 
 
 class SoftMatch(SSLModel):
@@ -52,6 +51,4 @@ class SoftMatch(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(SoftMatch)
+    cssl.main(SoftMatch)

@@ -2,8 +2,8 @@
 
     python -m cssl.supervised --dataset=cifar10.3@40-1
 """
-from libml.learn.model import SSLModel
-from libml.learn.step import LossOutput
+import cssl
+from libml.learn import LossOutput, SSLModel
 
 
 class Supervised(SSLModel):
@@ -18,6 +18,4 @@ class Supervised(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(Supervised)
+    cssl.main(Supervised)

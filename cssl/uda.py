@@ -2,17 +2,16 @@
 
     python -m cssl.uda --dataset=cifar10.3@40-1
 """
-from __future__ import annotations
-
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses
-from libml.learn.model import SSLModel
-from libml.learn.step import LossOutput
+from libml.learn import LossOutput, SSLModel, losses
 
 
 class UDA(SSLModel):
     """Divergence of the strong view from the weak one, where the weak one is confident; optional annealing."""
+
+    presets = {"any": {"augment": "d.d.rac"}}
 
     class Options(SSLModel.Options):
         """UDA's own hyperparameters, as in FixMatch's comparison; the UDA paper: confidence 0.8, temperature 0.4."""
@@ -23,11 +22,6 @@ class UDA(SSLModel):
         we: float = option(0.0, "weight of the entropy of the weak views", low=0)
         tsa: str = option("no", "training signal annealing: leaves labelled images out whose class is more probable "
                           "than a rising threshold", choices=("no", "linear", "exp", "log"))
-
-    @classmethod
-    def presets(cls, labels):
-        """RandAugment with cutout."""
-        return {"augment": "d.d.rac"}
 
     def compute_losses(self, views, step):
         """[p_label <= eta] H(label, p) + wu [max q >= beta] KL(q^(1 / tau) || p) + we H(q)."""
@@ -55,6 +49,4 @@ class UDA(SSLModel):
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(UDA)
+    cssl.main(UDA)

@@ -4,11 +4,10 @@
 """
 from __future__ import annotations
 
+import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import losses, mixing
-from libml.learn.model import AdamModel
-from libml.learn.step import LossOutput
+from libml.learn import AdamModel, LossOutput, losses, mixing
 
 # Length of the first step of the power iteration. The customary 1e-6 changes a pixel by less than float32 resolves: the
 # gradient is then rounding noise (cosine with the true direction 0.00 on a small residual net; 0.9995 with 1e-3).
@@ -56,6 +55,4 @@ def unit(vectors: tf.Tensor) -> tf.Tensor:
 
 
 if __name__ == "__main__":
-    from cssl import cli
-
-    cli.main(VAT)
+    cssl.main(VAT)

@@ -220,7 +220,8 @@ def make_options(method: type[SSLModel], options: Any, given: dict[str, Any]) ->
 def _presets(method: type[SSLModel], dataset: DatasetName, listing: files.Listing | None, given: dict[str, Any],
              ) -> dict:
     """Returns what suits method, images, network and dataset where the user says nothing; what comes later wins."""
-    arch, presets = given.get("arch", ""), dict(method.presets(dataset.labels))
+    arch, by_method = given.get("arch", ""), method.presets
+    presets = {**by_method.get("any", {}), **by_method.get(f"{dataset.labels} labels", {})}
     network = applications.presets(arch, method, given) if applications.is_application(arch) else {}
     if listing:
         presets |= files.presets(listing, given.get("image_size", network.get("image_size")))
@@ -228,7 +229,7 @@ def _presets(method: type[SSLModel], dataset: DatasetName, listing: files.Listin
     if "train_kimg" in presets:  # 64 reports, of which the last 20 make the result
         part = (presets | given)["train_kimg"] / 64
         presets |= {"report_kimg": part, "save_kimg": part, "keep_ckpt": 5, "warmup_kimg": part}
-    by_dataset = {**dataset.entry.presets, **method.dataset_presets(dataset.dataset)}
+    by_dataset = {**dataset.entry.presets, **by_method.get(dataset.dataset, {})}
     if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
         by_dataset.pop("wd", None)
     presets |= by_dataset

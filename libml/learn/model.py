@@ -4,7 +4,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,7 @@ class SSLModel(KerasModel):
     needs_float32 = False  # whether half precision would break it
     pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
     communicates = False  # whether the loss calls `Step.gather` or `Step.mean`
+    presets: Mapping[str, dict] = {}  # other defaults in "any" run, with "40 labels", or on a dataset, by its name
 
     class Options(FixMatchOptions):
         """Hyperparameters, FixMatch's unless a method declares others."""
@@ -136,18 +137,6 @@ class SSLModel(KerasModel):
     def with_heads(self, network: keras.Model) -> keras.Model:
         """Returns the network with what else the method trains."""
         return network
-
-    @classmethod
-    def presets(cls, labels: int | None) -> dict[str, Any]:
-        """Returns flags that the method changes, where the user said nothing, for a number of labels (None: all)."""
-        del labels
-        return {}
-
-    @classmethod
-    def dataset_presets(cls, dataset: str) -> dict[str, Any]:
-        """Returns flags that the method changes, where the user said nothing, for a dataset."""
-        del dataset
-        return {}
 
     @property
     def optimizer_rule(self) -> optim.Nesterov | optim.Adam:

@@ -1,6 +1,4 @@
 """Hyperparameters of methods: how they are declared, and those that several methods share."""
-from __future__ import annotations
-
 import dataclasses
 
 from typing_extensions import dataclass_transform

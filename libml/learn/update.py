@@ -21,32 +21,22 @@ LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so i
 Kind = TypeVar("Kind", bound=Hashable)
 
 
-class State(NamedTuple):
-    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`.
-
-    `method` is the method's own state by name; `others` has predictions, loss_scale, good_steps and rates, where the
-    model has them.
-    """
-
+class _Values(NamedTuple):
     updates: tf.Tensor
     weights: Tensors
     ema: Tensors
     statistics: Tensors
     slots: Tensors
-    method: Scalars
-    others: Scalars
+    method: Scalars  # the method's own state, by name
+    others: Scalars  # predictions, loss_scale, good_steps and rates, where the model has them
 
 
-class PackedState(NamedTuple):
+class State(_Values):
+    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`."""
+
+
+class PackedState(_Values):
     """The same with a few vectors in place of many weights, averages, statistics and slots."""
-
-    updates: tf.Tensor
-    weights: Tensors
-    ema: Tensors
-    statistics: Tensors
-    slots: Tensors
-    method: Scalars
-    others: Scalars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +65,9 @@ def average_over_replicas(tree: Any) -> Any:
     context = replicas()
     if context is None:
         return tree
-    flat = tf.nest.flatten(tree)
-    floats = [i for i, value in enumerate(flat) if value.dtype.is_floating]
-    means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [flat[i] for i in floats])
-    for i, mean in zip(floats, means, strict=True):
-        flat[i] = mean
-    return tf.nest.pack_sequence_as(tree, flat)
+    floats = [value for value in tf.nest.flatten(tree) if value.dtype.is_floating]
+    means = iter(context.all_reduce(tf.distribute.ReduceOp.MEAN, floats))
+    return tf.nest.map_structure(lambda value: next(means) if value.dtype.is_floating else value, tree)
 
 
 def _warn_of_onednn(network: keras.Model) -> None:
