@@ -52,8 +52,7 @@ class AdaMatch(SSLModel):
         return {"p_labeled": Equal(uniform), "p_unlabeled": Equal(unlabeled)}
 
     def targets(self, labeled: tf.Tensor, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, tf.Tensor, dict]:
-        """Aligned predictions a [N, C], mask [N], new state, from probabilities of labelled and unlabelled weak views.
-        """
+        """Aligned predictions a [N, C], mask [N] and new state, from probabilities of labelled and of weak views."""
         options, state = self.options, step.state
         means = [step.mean(tf.reduce_mean(p, 0)) for p in (labeled, q)]
         p_l = banks.running_mean(state["p_labeled"], means[0], options.momentum)

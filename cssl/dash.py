@@ -48,9 +48,8 @@ class Dash(SSLModel):
         weak, rho = tf.stop_gradient(weak), self.threshold(step)
         hard = tf.one_hot(tf.argmax(weak, -1), self.num_classes)
         target = tf.where(rho <= self.options.rho_min, hard, tf.nn.softmax(weak / self.options.T))
-        chosen = losses.soft_cross_entropy(weak, target) <= rho
-        started = step.images_seen >= self.warmup_images
-        mask = tf.cast(chosen & started, tf.float32)
+        chosen = (losses.soft_cross_entropy(weak, target) <= rho) & (step.images_seen >= self.warmup_images)
+        mask = tf.cast(chosen, tf.float32)
         return UnlabeledLoss(losses.soft_cross_entropy(strong, target), mask, {"monitors/rho": rho}, step.state)
 
     def compute_losses(self, views, step):

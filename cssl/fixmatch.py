@@ -15,8 +15,6 @@ class FixMatch(SSLModel):
     """Cross-entropy of the strong view with argmax q, where max q >= tau."""
 
     class Options(ThresholdOptions):
-        """FixMatch's own hyperparameter, and those of its ablations."""
-
         optimizer: str = option("sgd", "SGD with momentum, or Adam (in the paper with --lr=0.002)",
                                 choices=("sgd", "adam"))
         momentum: float = option(0.9, "beta: momentum of SGD", low=0, high=1)

@@ -15,8 +15,6 @@ class FullySupervisedMixUp(AdamModel):
     uses_all_labels = True
 
     class Options(AdamModel.Options):
-        """MixUp's own hyperparameters, as in FixMatch's program."""
-
         wd: float = option(0.002, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0,
                            named=True)
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)

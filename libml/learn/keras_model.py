@@ -78,8 +78,8 @@ class KerasModel(_KerasModel):
         cls.__doc__, cls.__signature__ = _help(cls), _signature(cls)
 
     def __new__(cls, *args, **kwargs):
-        # Help and configurations need the classes of all methods, but not Keras, which takes seconds to import: it
-        # becomes the base when the first model is made. Subclasses inherit it at the same moment.
+        # Classes of methods exist before Keras does: TensorFlow reads the variables for oneDNN and XLA when it is
+        # imported, and the configuration, which needs the classes, decides them.
         if KerasModel.__bases__ != (keras.Model,):
             KerasModel.__bases__ = (keras.Model,)
         register(cls)
@@ -92,15 +92,14 @@ class KerasModel(_KerasModel):
             for name, parameter in signature.parameters.items():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     given |= given.pop(name, {})
-        # Within namespaces, where Keras does not look for layers to save.
-        object.__setattr__(made, "_made_of", SimpleNamespace(given=given))
-        object.__setattr__(made, "_means", SimpleNamespace(by_name={}))
+        # Within a namespace, where Keras does not look for layers to save.
+        object.__setattr__(made, "_hidden", SimpleNamespace(given=given, means={}))
         return made
 
     @property
     def made_of(self) -> dict[str, Any]:
         """The constructor's arguments by name; its `network` is the one given, whatever a method wraps it into."""
-        return self._made_of.given
+        return self._hidden.given
 
     # Training with Keras's loop.
 
@@ -166,7 +165,7 @@ class KerasModel(_KerasModel):
 
     def train_step(self, batch: dict) -> dict:
         """One update of `fit`: the means of its scalars since the epoch began, the total also as `loss`."""
-        scalars, means = self.train_on_bytes(batch), self._means.by_name
+        scalars, means = self.train_on_bytes(batch), self._hidden.means
         with tf.init_scope():
             for name in scalars.keys() - means:
                 means[name] = keras.metrics.Mean(name, dtype="float64")
@@ -178,7 +177,7 @@ class KerasModel(_KerasModel):
     @property
     def metrics(self) -> list:
         """What Keras resets when an epoch begins."""
-        return list(self._means.by_name.values())
+        return list(self._hidden.means.values())
 
     # Images in.
 

@@ -24,22 +24,14 @@ def replicas() -> tf.distribute.ReplicaContext | None:
 
 
 class LossOutput(NamedTuple):
-    """What `SSLModel.compute_losses` returns, of this replica's images.
+    """What `SSLModel.compute_losses` returns, of this replica's images."""
 
-    Attributes:
-        loss: scalar to minimise, without weight decay.
-        scalars: what is logged, by tag.
-        state: the new value of every entry of `SSLModel.initial_state`, by name.
-        pseudo_labels: scores [N, C], whose argmax are the pseudo-labels, and which of them are used (mask [N]; None:
-            all), for the log.
-        mean_prediction: [C], what `SSLModel.aligned` returned for the average of later updates.
-    """
-
-    loss: tf.Tensor
-    scalars: dict[str, tf.Tensor]
-    state: Mapping[str, tf.Tensor] = {}
+    loss: tf.Tensor  # scalar to minimise, without weight decay
+    scalars: dict[str, tf.Tensor]  # what is logged, by tag
+    state: Mapping[str, tf.Tensor] = {}  # the new value of every entry of `SSLModel.initial_state`, by name
+    # For the log: scores [N, C], whose argmax are the pseudo-labels, and which of them are used (mask [N]; None: all).
     pseudo_labels: tuple[tf.Tensor, tf.Tensor | None] | None = None
-    mean_prediction: tf.Tensor | None = None
+    mean_prediction: tf.Tensor | None = None  # [C], as `SSLModel.aligned` returns it, for later updates to align with
 
 
 class UnlabeledLoss(NamedTuple):

@@ -1,14 +1,14 @@
 """The update: gradients of a loss, then new weights, averages and rates. Packs many tensors into a few vectors."""
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from libml.lazy import keras, tf
 from libml.learn import losses, monitors, optim
-from libml.learn.packing import Packing
 from libml.learn.step import Step, fold_in, replicas
 
 if TYPE_CHECKING:
@@ -39,25 +39,45 @@ class PackedState(_Values):
     """The same with a few vectors in place of many weights, averages, statistics and slots."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Weights that are trained alike.
+class Packing:
+    """Which of some tensors make up which vector, and in which order.
 
-    Attributes:
-        indices: positions among the network's weights.
-        rule: makes new weights of gradients.
-        learning_rate: from labelled images seen to the rate.
-        decayed: positions of the weights that decay.
-        wd: factor of 0.5 ||W||^2 in the loss; if decoupled, each update takes wd * rate of the weights away instead.
-        decoupled: which of the two.
+    Args:
+        shapes: of the tensors.
+        vectors: positions of the tensors of each vector; tensors of a vector have one dtype.
     """
 
-    indices: Sequence[int]
-    rule: optim.Nesterov | optim.Adam
-    learning_rate: Callable[[tf.Tensor], tf.Tensor]
-    decayed: Sequence[int]
-    wd: float
-    decoupled: bool
+    def __init__(self, shapes: Sequence[Sequence[int]], vectors: Iterable[Sequence[int]]):
+        self.shapes = [tuple(shape) for shape in shapes]
+        self.vectors = [list(vector) for vector in vectors]
+
+    def vector(self, tensors: Mapping[int, tf.Tensor] | Sequence[tf.Tensor], number: int) -> tf.Tensor:
+        """Returns one vector of tensors by position."""
+        return tf.concat([tf.reshape(tensors[i], [-1]) for i in self.vectors[number]], 0)
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns all vectors."""
+        return [self.vector(tensors, number) for number in range(len(self.vectors))]
+
+    def unpack(self, vectors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns all tensors."""
+        found: dict[int, tf.Tensor] = {}
+        for vector, positions in zip(vectors, self.vectors, strict=True):
+            parts = tf.split(vector, [math.prod(self.shapes[i]) for i in positions])
+            found |= {i: tf.reshape(part, self.shapes[i]) for i, part in zip(positions, parts, strict=True)}
+        return [found[i] for i in range(len(self.shapes))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Weights that are trained alike."""
+
+    indices: Sequence[int]  # positions among the network's weights
+    rule: optim.Nesterov | optim.Adam  # makes new weights of gradients
+    learning_rate: Callable[[tf.Tensor], tf.Tensor]  # from labelled images seen to the rate
+    decayed: Sequence[int]  # positions of the weights that decay
+    wd: float  # factor of 0.5 ||W||^2 in the loss
+    decoupled: bool  # instead, each update takes wd * rate of the weights away
 
 
 def average_over_replicas(tree: Any) -> Any:
@@ -93,15 +113,7 @@ def _by_kind(kinds: Mapping[int, Kind]) -> dict[Kind, list[int]]:
 
 
 class Update:
-    """Makes a model's next state of its state and a batch of views.
-
-    Attributes:
-        groups: the method's groups of weights by name.
-        slot_shapes: of the optimisers' variables, group by group, and within one slot by slot.
-        weights: packs what is treated alike: the weights of each group that decay, and the others.
-        vectors: which of these vectors are a group's.
-        compiled: `backward`, by XLA.
-    """
+    """Makes a model's next state of its state and a batch of views."""
 
     def __init__(self, model: SSLModel):
         self.model, self.groups = model, model.weight_groups()
@@ -182,7 +194,7 @@ class Update:
         found["gradients"] = self.weights.pack(found["gradients"])
         found["statistics"] = self.statistics.pack(found["statistics"])
         found = average_over_replicas(found)
-        scalars, weights, slots = dict(found["scalars"]), list(state.weights), list(state.slots)
+        scalars, weights, slots = dict(found["scalars"]), dict(enumerate(state.weights)), dict(enumerate(state.slots))
         scalars["losses/wd"] = tf.zeros([])
         for number, (name, group) in enumerate(self.groups.items()):
             decay = losses.weight_decay(state.weights[k] for k in self.vectors[name] if k in self._decayed)
@@ -191,11 +203,12 @@ class Update:
             scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = self._take_step(
                 name, state, found["gradients"], weights, slots)
         decay = model.ema_decay(state.updates)
-        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights, strict=True)]
+        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights.values(), strict=True)]
         others = dict(state.others)
         if model.uses_alignment:
             others["predictions"] = tf.concat([others["predictions"][1:], found["mean_prediction"][None]], 0)
-        new = PackedState(state.updates, weights, averages, found["statistics"], slots, found["state"] | equal, others)
+        new = PackedState(state.updates, list(weights.values()), averages, found["statistics"], list(slots.values()),
+                          found["state"] | equal, others)
         if model.loss_scaling:
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in found["gradients"]])
             new = tf.nest.map_structure(lambda n, o: n if n is o else tf.where(finite, n, o), new, state)
@@ -204,15 +217,14 @@ class Update:
         # These go on even where float16 gradients overflowed and the update was left out.
         new = new._replace(updates=state.updates + 1)
         if "probe" in views:
-            new.others["rates"] = self._learned_rates(views, unpacked)
+            probe = views["probe"]
+            p = tf.nn.softmax(model.infer_with(unpacked.ema, unpacked.statistics, probe["images"]))
+            new.others["rates"] = model.augmenter.updated_rates(probe["policy"], p, views["label"], others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
-    def _take_step(self, name: str, state: PackedState, gradients: Mapping[int, tf.Tensor] | Tensors, weights: Tensors,
-                   slots: Tensors) -> tf.Tensor:
-        """Puts a group's new vectors among those of all weights and slots; returns its learning rate.
-
-        `gradients` are by the number of the vector, without weight decay.
-        """
+    def _take_step(self, name: str, state: PackedState, gradients: Mapping[int, tf.Tensor] | Tensors,
+                   weights: dict[int, tf.Tensor], slots: dict[int, tf.Tensor]) -> tf.Tensor:
+        """Puts a group's new vectors among those of all weights and slots, by number; returns its learning rate."""
         group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
         lr = group.learning_rate(state.updates * self.model.options.batch)
         old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
@@ -222,19 +234,16 @@ class Update:
             elif k in self._decayed:
                 along[n] += group.wd * old[n]
         new, new_slots = group.rule.update(old, along, [state.slots[k] for k in own_slots], lr, state.updates)
-        for k, vector in zip(own, new, strict=True):
-            weights[k] = vector
-        for k, vector in zip(own_slots, new_slots, strict=True):
-            slots[k] = vector
+        weights.update(zip(own, new, strict=True))
+        slots.update(zip(own_slots, new_slots, strict=True))
         return lr
 
     def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
         """Returns all weights as they are once a group has taken its step along its gradients and decayed."""
         packed, by_position = self.pack(state), dict(zip(self.groups[name].indices, gradients, strict=True))
-        weights, slots = list(packed.weights), list(packed.slots)
-        self._take_step(name, packed, {k: self.weights.vector(by_position, k) for k in self.vectors[name]}, weights,
-                        slots)
-        return self.weights.unpack(weights)
+        weights = dict(enumerate(packed.weights))
+        self._take_step(name, packed, {k: self.weights.vector(by_position, k) for k in self.vectors[name]}, weights, {})
+        return self.weights.unpack(weights.values())
 
     def gradients(self, views: dict, state: State) -> dict[str, Any]:
         """What `backward` returns for a batch of views; labels of unlabelled images do not reach the loss."""
@@ -276,9 +285,3 @@ class Update:
         grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)
         return {"loss_scale": tf.where(finite, grown, tf.maximum(scale / 2, 1.0)),
                 "good_steps": tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))}
-
-    def _learned_rates(self, views: dict, state: State) -> tf.Tensor:
-        """CTAugment's, after what the averaged model makes of the probed images."""
-        probe, model = views["probe"], self.model
-        probabilities = tf.nn.softmax(model.infer_with(state.ema, state.statistics, probe["images"]))
-        return model.augmenter.updated_rates(probe["policy"], probabilities, views["label"], state.others["rates"])
