@@ -89,8 +89,8 @@ class AdaMatch(SSLModel):
         a, mask, state = self.targets(labeled, q, step)
         xe = tf.reduce_mean(losses.cross_entropy(x, tf.tile(views["label"], [x.shape[0] // size])))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, tf.argmax(a, -1)))
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)}
-        return LossOutput(xe + self.options.wu * self.warmup(step) * xeu, scalars, state, (a, mask))
+        return LossOutput(xe + self.options.wu * self.warmup(step) * xeu, {"losses/xe": xe, "losses/xeu": xeu}, state,
+                          (a, mask))
 
 
 if __name__ == "__main__":

@@ -87,8 +87,7 @@ class CoMatch(SSLModel):
         xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong[:size], target))
         pairs = (step.gather(part) for part in (target, z_s[:size], z_s[size:]))
         contrast = tf.reduce_mean(self.contrastive(*pairs))
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/contrast": contrast,
-                   "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/contrast": contrast}
         return LossOutput(xe + options.wu * xeu + options.wc * contrast, scalars, {**state, "means": means},
                           (target, mask))
 

@@ -37,8 +37,7 @@ class CRMatch(SSLModel):
         turned, turns = mixing.rotate_quarters(tf.tile(views["weak_again"], [4, 1, 1, 1]))
         rotation, = step.forward(turned, outputs=("rotation",), update_statistics=False)
         rot = tf.reduce_mean(losses.cross_entropy(rotation, turns))
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/distance": distance, "losses/rot": rot,
-                   "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/distance": distance, "losses/rot": rot}
         return LossOutput(xe + options.wu * xeu + options.w_distance * distance + options.w_rot * rot, scalars,
                           pseudo_labels=(weak, mask))
 

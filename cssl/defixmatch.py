@@ -30,7 +30,7 @@ class DeFixMatch(SSLModel):
         weak = tf.tile(weak, [self.options.K, 1])
         unlabeled, mask = matching(weak, strong)
         anti, _ = matching(x, x_strong)
-        scalars = {"losses/xe": xe, "losses/xeu": unlabeled, "losses/anti": anti, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": unlabeled, "losses/anti": anti}
         return LossOutput(xe + self.options.wu * (unlabeled - anti), scalars, pseudo_labels=(weak, mask))
 
 

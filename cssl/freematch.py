@@ -65,7 +65,7 @@ class FreeMatch(SSLModel):
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.cross_entropy(strong, y))
         fair = self.fairness(strong, mask, state, step)
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/fair": fair, "monitors/mask": tf.reduce_mean(mask),
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/fair": fair,
                    "monitors/threshold": tf.reduce_mean(thresholds)}
         return LossOutput(xe + self.options.wu * xeu + self.options.w_fair * fair, scalars, state, (weak, mask))
 

@@ -14,6 +14,7 @@ from libml import networks
 from libml.config import option
 from libml.lazy import tf
 from libml.learn import LossOutput, SharedOptions, SSLModel, losses, mixing
+from libml.randomness import derived_seed
 
 
 def centred(change, average):
@@ -62,7 +63,7 @@ class MetaPseudoLabels(SSLModel):
             if getattr(network, "twin", None) is None:
                 raise ValueError(f"A {type(network).__name__} cannot be built twice: give the model a `teacher` too, "
                                  "or use a network of libml.networks.")
-            teacher = network.twin(int(np.random.SeedSequence([seed, 2 ** 31]).generate_state(1)[0]))
+            teacher = network.twin(derived_seed(seed, 2 ** 31))
         super().__init__(networks.TeacherAndStudent(network, teacher), num_classes, seed=seed, **arguments)
 
     def initial_state(self):

@@ -24,8 +24,7 @@ class PseudoLabel(SSLModel):
         mask = tf.cast(tf.reduce_max(tf.nn.softmax(logits), -1) > self.options.threshold, tf.float32)
         xeu = tf.reduce_mean(losses.cross_entropy(logits, tf.argmax(logits, -1)) * mask)
         weight = self.options.consistency_weight * step.ramp(self.options.warmup_pos * self.total_images)
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(mask)}
-        return LossOutput(xe + weight * xeu, scalars, pseudo_labels=(logits, mask))
+        return LossOutput(xe + weight * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(logits, mask))
 
 
 if __name__ == "__main__":

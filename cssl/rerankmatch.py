@@ -30,7 +30,7 @@ class ReRankMatch(SSLModel):
         vectors = (x, strong) if options.rank_on == "logits" else (labeled[0], ranked[0])
         rank = losses.batch_mean_triplet(vectors[0], views["label"], tf.ones_like(x[:, 0]), options.margin)
         rank += losses.batch_mean_triplet(vectors[1], y, mask, options.margin)
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/rank": rank, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/rank": rank}
         return LossOutput(xe + options.wu * xeu + options.w_rank * rank, scalars, pseudo_labels=(weak, mask))
 
 

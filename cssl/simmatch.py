@@ -81,7 +81,7 @@ class SimMatch(SSLModel):
         xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong, target))
         logits = tf.matmul(z_s, step.state["bank"], transpose_b=True) / options.temperature
         instance = tf.where(ready, tf.reduce_mean(losses.soft_cross_entropy(logits, like)), 0.0)
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/in": instance, "monitors/mask": tf.reduce_mean(mask)}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/in": instance}
         return LossOutput(xe + options.wu * xeu + options.w_in * instance, scalars, {**bank, "means": means},
                           (target, mask))
 

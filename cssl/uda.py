@@ -35,8 +35,7 @@ class UDA(SSLModel):
         target = tf.stop_gradient(tf.nn.softmax(weak / options.temperature))
         kl = tf.reduce_mean(losses.kl_divergence(target, strong) * mask)
         entropy = tf.reduce_mean(losses.entropy(weak))
-        scalars = {"losses/xe": xe, "losses/xeu": kl, "losses/entropy": entropy, "monitors/mask": tf.reduce_mean(mask),
-                   "monitors/tsa": tf.reduce_mean(used)}
+        scalars = {"losses/xe": xe, "losses/xeu": kl, "losses/entropy": entropy, "monitors/tsa": tf.reduce_mean(used)}
         return LossOutput(xe + options.wu * kl + options.we * entropy, scalars, pseudo_labels=(weak, mask))
 
     def signal_threshold(self, step):

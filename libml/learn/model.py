@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from libml import augment
-from libml.config import make_options
+from libml.config import make_options, option
 from libml.lazy import keras, tf
 from libml.learn import losses, optim
 from libml.learn.keras_model import KerasModel, Optimizer, check_passes
-from libml.learn.options import AdamOptions, FixMatchOptions
+from libml.learn.options import ConsistencyOptions, FixMatchOptions
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, fold_in
 from libml.learn.update import Group, State, Update
 from libml.networks.custom import check_network
@@ -192,7 +192,7 @@ class SSLModel(KerasModel):
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         found = self.unlabeled_loss(weak, strong, views, step)
         xeu = tf.reduce_mean(found.loss * found.mask)
-        scalars = {"losses/xe": xe, "losses/xeu": xeu, "monitors/mask": tf.reduce_mean(found.mask), **found.scalars}
+        scalars = {"losses/xe": xe, "losses/xeu": xeu, **found.scalars}
         return LossOutput(xe + self.options.wu * xeu, scalars, found.state, (weak, found.mask), found.mean_prediction)
 
     def compute_gradients(self, views: dict, step: Step) -> tuple[list[tf.Tensor], LossOutput]:
@@ -354,8 +354,6 @@ class SSLModel(KerasModel):
         del training
         return self.infer(augment.to_float(images) if images.dtype == "uint8" else images)
 
-    # State.
-
     def predict_files(self, images: str | Path | Iterable[str | Path], data: SSLData, *, credal: bool = False,
                       ) -> Predictions:
         """Classifies image files, as `Run.predict`; `data` names the classes and calibrates conformal sets."""
@@ -371,6 +369,8 @@ class SSLModel(KerasModel):
 
         return export.export(self, data.class_names, lambda: data, Path(folder), temperature=temperature, onnx=onnx,
                              origin={"method": type(self).__name__, "dataset": data.name}, force=force)
+
+    # State.
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns everything that the rest of a training run depends on, as trackable objects."""
@@ -405,5 +405,9 @@ class AdamModel(SSLModel):
     optimizer_rule = optim.Adam()
     views_per_image: Any = (1, 0)
 
-    class Options(AdamOptions):
+    class Options(ConsistencyOptions):
         """Hyperparameters of Adam."""
+
+        lr: float = option(0.002, "learning rate of Adam, constant", above=0, named=True)
+        wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0,
+                           named=True)

@@ -55,10 +55,3 @@ class ConsistencyOptions(PreFixMatchOptions):
 
     warmup_pos: float = option(0.4, "part of the run over which the unlabelled loss's weight grows linearly", low=0,
                                high=1)
-
-
-class AdamOptions(ConsistencyOptions):
-    """Those of the methods that train with Adam."""
-
-    lr: float = option(0.002, "learning rate of Adam, constant", above=0, named=True)
-    wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0, named=True)

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from libml.lazy import keras, tf
 from libml.learn import losses, monitors, optim
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     Scalars = dict[str, tf.Tensor]
 
 LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
-Kind = TypeVar("Kind", bound=Hashable)
 
 
 class _Values(NamedTuple):
@@ -104,9 +103,9 @@ def _warn_of_onednn(network: keras.Model) -> None:
                       "of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported.", stacklevel=3)
 
 
-def _by_kind(kinds: Mapping[int, Kind]) -> dict[Kind, list[int]]:
+def _by_kind(kinds: Mapping[int, Any]) -> dict[Any, list[int]]:
     """Returns the positions of tensors of each kind."""
-    found: dict[Kind, list[int]] = {}
+    found: dict[Any, list[int]] = {}
     for position, kind in kinds.items():
         found.setdefault(kind, []).append(position)
     return found
@@ -267,8 +266,10 @@ class Update:
         if output.state.keys() != step.state.keys():
             raise ValueError(f"The loss of {name} returns state {sorted(output.state)}; initial_state() declares "
                              f"{sorted(step.state)}: return all of it, what stays as it is in step.state.")
-        if output.pseudo_labels is not None and held_back is not None:
-            scores, mask = output.pseudo_labels
+        scores, mask = output.pseudo_labels or (None, None)
+        if mask is not None:
+            scalars["monitors/mask"] = tf.reduce_mean(mask)
+        if scores is not None and held_back is not None:
             scalars |= monitors.pseudo_label_quality(scores, held_back, mask)
         found = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
                  "state": dict(output.state)}
