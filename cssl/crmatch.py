@@ -4,7 +4,6 @@
 """
 import cssl
 from libml import networks
-from libml.config import option
 from libml.lazy import tf
 from libml.learn import LossOutput, SSLModel, ThresholdOptions, losses, mixing
 

@@ -11,7 +11,6 @@ import numpy as np
 
 import cssl
 from libml import networks
-from libml.config import option
 from libml.lazy import tf
 from libml.learn import LossOutput, SharedOptions, SSLModel, losses, mixing
 from libml.randomness import derived_seed

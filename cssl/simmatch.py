@@ -8,7 +8,6 @@ import numpy as np
 
 import cssl
 from libml import networks
-from libml.config import option
 from libml.lazy import tf
 from libml.learn import Equal, LossOutput, SSLModel, Step, banks, losses
 
