@@ -142,7 +142,7 @@ class MetaPseudoLabels(SSLModel):
         before = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         h, baseline = tf.zeros([]), step.state["baseline"]
         if self.options.feedback != "none":
-            new = step.forward(views["labeled"], weights=step.updated_weights("student", gradients),
+            new = step.forward(views["labeled"], weights=self.update.weights_after("student", step.before, gradients),
                                update_statistics=False, **passes)
             after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
             change = step.mean(tf.stop_gradient(after - before))

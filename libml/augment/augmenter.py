@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.augment import autoaugment, ctaugment, kernels
-from libml.augment.ops import AUTO_OPS, OPS, RAND_OPS
-from libml.augment.policy import CHUNKED, PARTITIONED, SELECTED, Policy, pillow_policy, run_policy
+from libml.augment.ops import AUTO_OPS, CHUNKED, OPS, PARTITIONED, RAND_OPS, SELECTED, Policy, pillow_policy, run_policy
 from libml.augment.spec import LEVELS, AugmentSpec, AutoAugment, RandAugment, parse_augment, parse_policy
 from libml.errors import UserError
 
@@ -40,12 +39,8 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
 
 
 def _weak_view(images: tf.Tensor, samples: Samples, shift: int, form: str = PARTITIONED) -> tf.Tensor:
-    del form  # the same in all
+    """The same in all forms."""
     return kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift)
-
-
-def _shifted_view(images: tf.Tensor, samples: Samples, shift: int, form: str) -> tf.Tensor:
-    return _look_up(_LEVELS, _weak_view(images, samples, shift, form))
 
 
 def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, form: str) -> tf.Tensor:
@@ -88,7 +83,7 @@ def _probe_view(images: tf.Tensor, policy: Policy, form: str) -> tf.Tensor:
 
 # One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
 _compiled = {f: tf.function(f, jit_compile=True, autograph=False)
-             for f in (_weak_view, _shifted_view, _cta_view, _rand_view, _probe_view, _cta_and_probe_view)}
+             for f in (_weak_view, _cta_view, _rand_view, _probe_view, _cta_and_probe_view)}
 
 
 class Augmenter(tf.Module):
@@ -227,9 +222,7 @@ class Augmenter(tf.Module):
         settings, shift = parse_policy(strong), self._weak_kinds[weak][1]
         if settings:
             return self._run(_rand_view, images, samples, shift, settings.cutout, isinstance(settings, AutoAugment))
-        if strong == "d":
-            return self._run(_cta_view, images, samples, shift, self.cutout != "no")
-        return self._run(_shifted_view, images, samples, shift)
+        return self._run(_cta_view, images, samples, shift, strong == "d" and self.cutout != "no")
 
     def strong_reference(self, images: np.ndarray, samples: Samples, part: str = "strong") -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
@@ -243,10 +236,10 @@ class Augmenter(tf.Module):
             if strong == "d" and self.cutout != "no":
                 cutout = np.insert(samples["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
                 x = pillow_policy(OPS, x, {"ops": np.full([len(x), 1], list(OPS).index("cutout")), "params": cutout})
-            return _levels(x)
+            return _LEVELS[x]
         x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
         x = pillow_policy(AUTO_OPS if isinstance(settings, AutoAugment) else RAND_OPS, x, samples)
-        result = np.where(x[..., 3:] == 0, np.float32(0), _levels(x[..., :3]))
+        result = np.where(x[..., 3:] == 0, np.float32(0), _LEVELS[x[..., :3]])
         half = settings.cutout * min(self.image_shape[:2]) // 100 // 2
         for image, (u, v) in zip(result, samples["centre"].astype(float), strict=True):
             row, column = int(v * image.shape[0]), int(u * image.shape[1])
@@ -309,10 +302,6 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
     """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
     return tf.random.stateless_uniform([n, numbers], tf.random.experimental.stateless_fold_in(seed, stream))
-
-
-def _levels(images: np.ndarray) -> np.ndarray:
-    return _LEVELS[images]
 
 
 def _weak_reference(images: np.ndarray, flips: np.ndarray, offsets: np.ndarray, shift: int) -> np.ndarray:

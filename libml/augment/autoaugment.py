@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from libml.augment.ops import AUTO_OPS
-from libml.augment.policy import Policy
+from libml.augment.ops import AUTO_OPS, Policy
 from libml.augment.spec import LEVELS
 
 DEPTH = 2

@@ -3,8 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from libml.augment.ops import OPS
-from libml.augment.policy import Policy
+from libml.augment.ops import OPS, Policy
 
 PARAMETERS = max(op.parameters for op in OPS.values())  # columns of policy["params"]
 _LEARNED = max(len(op.bins) for op in OPS.values())  # of which the first have bins

@@ -103,19 +103,14 @@ def autocontrast(images: tf.Tensor) -> tf.Tensor:
     return tf.where(high > low, tf.cast(stretched, tf.uint8), images[..., :3])
 
 
-def _histogram(values: tf.Tensor, rows: int) -> tf.Tensor:
-    """Counts per value, int32 [rows, 256], of pixels numbered 256 * row + value."""
-    counts = tf.raw_ops.DenseBincount(
-        input=tf.reshape(values, [-1]), size=rows * 256, weights=tf.zeros([0], tf.int32), binary_output=False)
-    return tf.reshape(counts, [-1, 256])
-
-
 def equalize(images: tf.Tensor) -> tf.Tensor:
     """ImageOps.equalize, uint8."""
     x = tf.cast(images[..., :3], tf.int32)
     rows = 3 * (images.shape[0] or tf.shape(images)[0])  # one histogram and one table per image and channel
     numbered = x + tf.reshape(tf.range(rows) * 256, [-1, 1, 1, 3])
-    below = tf.cumsum(_histogram(numbered, rows), axis=-1, exclusive=True)
+    counts = tf.raw_ops.DenseBincount(
+        input=tf.reshape(numbered, [-1]), size=rows * 256, weights=tf.zeros([0], tf.int32), binary_output=False)
+    below = tf.cumsum(tf.reshape(counts, [-1, 256]), axis=-1, exclusive=True)
     brightest = tf.reshape(tf.reduce_max(x, [1, 2]), [-1, 1])
     # All pixels but those of the brightest value: the running count at that value.
     step = tf.reduce_sum(tf.where(brightest == tf.range(256), below, 0), -1, keepdims=True) // 255

@@ -72,6 +72,7 @@ class KerasModel(_KerasModel):
     augmenter: Any
     num_classes: int
     __signature__: inspect.Signature
+    _arguments = ""  # of the constructor, as a docstring has them
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)
@@ -230,14 +231,13 @@ class KerasModel(_KerasModel):
         return super().predict(self._checked(x), batch_size=batch_size, verbose=verbose, **arguments)
 
     def _predict_dataset(self, batches: tf.data.Dataset, labeled: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        logits: list[np.ndarray] = []
-        labels: list[Any] = []
+        logits, labels = [], []
         for element in batches:
-            parts = element if isinstance(element, tuple) else (element,)
-            if labeled and len(parts) < 2:
+            images, *further = element if isinstance(element, tuple) else (element,)
+            if labeled and not further:
                 raise UserError("The dataset has images alone; expected (images, labels).")
-            logits.append(self.predict_on_batch(self._checked(parts[0])))
-            labels.append(np.asarray(parts[1]) if labeled else None)
+            logits.append(self.predict_on_batch(self._checked(images)))
+            labels += further[:1]
         if not logits:
             raise UserError("The dataset has no images.")
         return np.concatenate(logits), np.concatenate(labels) if labeled else None
@@ -252,7 +252,6 @@ class KerasModel(_KerasModel):
             verbose: whether to show progress.
             **others: what Keras's `fit` says besides, which has no effect.
         """
-        del others
         if isinstance(x, tf.data.Dataset):
             logits, y = self._predict_dataset(x, labeled=True)
         else:
@@ -343,10 +342,7 @@ def _signature(cls: type[KerasModel]) -> inspect.Signature:
 def _help(cls: type[KerasModel]) -> str:
     """Returns the docstring of a method's class with its arguments and, one line each, its options."""
     own, _, arguments = inspect.cleandoc(cls.__doc__ or "").partition("\n\nArgs:\n")
-    bases = [base.__doc__ or "" for base in cls.__mro__[1:] if "\n\nArgs:\n" in (base.__doc__ or "")]
-    if not arguments and bases:
-        arguments = bases[0].partition("\n\nArgs:\n")[2]
-    arguments = arguments.partition("\n    **")[0]
+    cls._arguments = arguments = arguments or cls._arguments
     options = [f"        {name}: {field.metadata.get('help', '')} [{field.default!r}]"
                for name, field in describe(cls.Options).items()]
     return "\n".join([own, "", "Args:", arguments, "    **hyperparameters: by name, in place of `options`:", *options])

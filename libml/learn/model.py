@@ -179,7 +179,6 @@ class SSLModel(KerasModel):
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
         """The decay of the average of the weights."""
-        del updates
         return self.options.ema
 
     def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step) -> UnlabeledLoss:
@@ -255,7 +254,6 @@ class SSLModel(KerasModel):
             images: [N, H, W, channels] float views.
             q: their predictions [N, C] by the averaged model.
         """
-        del images, q
         return {}
 
     # Views.
@@ -351,7 +349,6 @@ class SSLModel(KerasModel):
 
     def call(self, images, training=False):
         """Logits of the evaluated model, of bytes or of floats in [-1, 1]; `fit` and `predict` of Keras call this."""
-        del training
         return self.infer(augment.to_float(images) if images.dtype == "uint8" else images)
 
     def predict_files(self, images: str | Path | Iterable[str | Path], data: SSLData, *, credal: bool = False,

@@ -25,7 +25,6 @@ class Nesterov:
     def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
                ) -> tuple[Tensors, Tensors]:
         """Returns the new weights and slots."""
-        del updates
         velocity = [self.momentum * v + g for v, g in zip(slots, gradients, strict=True)]
         if not self.nesterov:
             return [w - lr * v for w, v in zip(weights, velocity, strict=True)], velocity

@@ -7,16 +7,13 @@ from libml.config import option
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Hyperparameters:
-    """Base of the `Options` of all methods: makes each subclass a frozen dataclass with keyword arguments."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """Those that all methods have; each subclass becomes a frozen dataclass with keyword arguments, too."""
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-
-
-class SharedOptions(Hyperparameters):
-    """Those that all methods have."""
 
     batch: int = option(64, "B: labelled images per update", low=1, named=True)
     uratio: int = option(7, "mu: unlabelled images per labelled one", low=1, named=True,

@@ -11,11 +11,6 @@ from libml.networks.nets import ResidualBlock, WideResNet
 from libml.randomness import derived_seed
 
 
-def _input_of(head: keras.layers.Layer) -> str:
-    """Which output of the network a head of `Heads` sees."""
-    return getattr(head, "of", "embedding")
-
-
 @keras.saving.register_keras_serializable(PACKAGE)
 class Heads(keras.Model):
     """A network with further layers on its embedding, trained, averaged and saved with the rest.
@@ -42,16 +37,14 @@ class Heads(keras.Model):
         for index, (name, head) in enumerate(heads.items()):
             if isinstance(head, int):
                 head = Factory(derived_seed(seed, head, index)).dense(name, channels, head)
-            elif not head.built:
-                head.build((None, channels) if _input_of(head) == "embedding" else (None, *self._map_shape(head)))
+            of_map = getattr(head, "of", "embedding") == "map"
+            if of_map and not hasattr(network, "map_shape"):
+                raise UserError(f"The network {network.name} has no feature map for the head {head.name}: use one of "
+                                "libml.networks, or one of your own with `map_shape` and the output \"map\" as there.")
+            if not head.built:
+                head.build((None, *network.map_shape) if of_map else (None, channels))
             self.heads[name] = head
         self.built = True
-
-    def _map_shape(self, head: keras.layers.Layer) -> tuple[int, ...]:
-        if not hasattr(self.network, "map_shape"):
-            raise UserError(f"The network {self.network.name} has no feature map for the head {head.name}: use one of "
-                            "libml.networks, or one of your own with `map_shape` and the output \"map\" as there.")
-        return self.network.map_shape
 
     def count_features(self) -> int:
         """What training keeps of one image."""
@@ -71,11 +64,12 @@ class Heads(keras.Model):
         """Class logits, or the tuple of `outputs`: "logits", "embedding" or heads by name, from one pass."""
         if outputs is None:
             return self.network(images, training=training, seed=seed, **options)
-        inner = tuple(dict.fromkeys(_input_of(self.heads[name]) if name in self.heads else name for name in outputs))
-        values = dict(zip(inner, self.network(images, training=training, seed=seed, outputs=inner, **options),
-                          strict=True))
-        return tuple(self.heads[name](values[_input_of(self.heads[name])]) if name in self.heads else values[name]
-                     for name in outputs)
+        sources = [getattr(self.heads[name], "of", "embedding") if name in self.heads else name for name in outputs]
+        inner = tuple(dict.fromkeys(sources))
+        found = self.network(images, training=training, seed=seed, outputs=inner, **options)
+        values = dict(zip(inner, found, strict=True))
+        return tuple(self.heads[name](values[source]) if name in self.heads else values[source]
+                     for name, source in zip(outputs, sources, strict=True))
 
 
 class TeacherAndStudent(keras.Model):
@@ -124,10 +118,7 @@ class _Decoder(keras.layers.Layer):
 class Decoders(keras.Model):
     """A wide residual net with decoders of what was done to an image, each with a last stage of its own.
 
-    Args:
-        network: the classifier.
-        units: the numbers that each decoder estimates, by its name.
-        seed: of the decoders' initial weights.
+    `units` are the numbers that each decoder estimates, by its name.
     """
 
     def __init__(self, network: WideResNet, units: dict[str, int], seed: int | None = None):
@@ -157,56 +148,35 @@ class Decoders(keras.Model):
             original, values["map"], training=training, noise=noise) for name in outputs)
 
 
-def _factory(seed: int | None, units: int) -> Factory:
-    """Heads of one seed differ by their width."""
-    return Factory(None if seed is None else seed + units)
-
-
 class Projection(keras.layers.Layer):
-    """Head for contrastive losses: dense layer as wide as its input, LeakyReLU, dense layer, to unit length.
-
-    Args:
-        units: length of the vectors.
-        slope: of the LeakyReLU below 0.
-        seed: of the initial weights.
-        normalize: whether they are brought to unit length; logits are not.
-    """
+    """Head for contrastive losses: dense layer as wide as its input, LeakyReLU, dense layer, to unit length or not."""
 
     def __init__(self, units: int, slope: float = 0.0, seed: int | None = None, normalize: bool = True):
         super().__init__(name="projection", dtype="float32")
-        self.units, self.slope, self.seed, self.normalize = units, slope, seed, normalize
+        self.units, self.slope, self.normalize = units, slope, normalize
+        self.make = Factory(None if seed is None else seed + units)  # heads of one seed differ by their width
 
     def build(self, input_shape):
-        """Makes the layers for embeddings [N, channels]."""
-        make, channels = _factory(self.seed, self.units), input_shape[-1]
-        self.hidden = make.dense("projection_hidden", channels, channels)
-        self.final = make.dense("projection_final", channels, self.units)
+        channels = input_shape[-1]
+        self.hidden = self.make.dense("projection_hidden", channels, channels)
+        self.final = self.make.dense("projection_final", channels, self.units)
 
     def call(self, embedding):
-        """Vectors [N, units]."""
         vectors = self.final(tf.nn.leaky_relu(self.hidden(embedding), self.slope))
         return tf.math.l2_normalize(vectors, -1) if self.normalize else vectors
 
 
 class MapVector(keras.layers.Layer):
-    """Head that makes one vector of a whole feature map, place by place: a dense layer.
-
-    Args:
-        units: length of the vectors.
-        seed: of the initial weights.
-    """
+    """Head that makes one vector of a whole feature map, place by place: a dense layer."""
 
     of = "map"
 
     def __init__(self, units: int, seed: int | None = None):
         super().__init__(name="map_vector", dtype="float32")
-        self.units, self.seed = units, seed
+        self.units, self.make = units, Factory(None if seed is None else seed + units)
 
     def build(self, input_shape):
-        """Makes the layer for maps [N, H, W, channels]."""
-        make, size = _factory(self.seed, self.units), int(np.prod(input_shape[1:]))
-        self.dense = make.dense("map_vector_dense", size, self.units)
+        self.dense = self.make.dense("map_vector_dense", int(np.prod(input_shape[1:])), self.units)
 
     def call(self, features):
-        """Vectors [N, units]."""
         return self.dense(tf.reshape(features, [-1, int(np.prod(features.shape[1:]))]))
