@@ -52,13 +52,15 @@ class Step:
 
     Attributes:
         before: all that the update reads.
+        updates: before this one.
         images_seen: labelled images before this update.
         state: the method's own state by name (see `SSLModel.initial_state`).
         predictions: the last batches' mean predictions, for methods with alignment.
     """
 
     def __init__(self, model: SSLModel, seed: tf.Tensor, state: State):
-        self.model, self.before, self.images_seen = model, state, state.updates * model.options.batch
+        self.model, self.before = model, state
+        self.updates, self.images_seen = state.updates, state.updates * model.options.batch
         self.weights, self.statistics, self.new_statistics = state.weights, state.statistics, state.statistics
         self.state, self.predictions = dict(state.method), state.others.get("predictions")
         self.loss_scale = state.others.get("loss_scale")

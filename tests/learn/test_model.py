@@ -287,7 +287,7 @@ def digits():
 
 
 def augmented(method, digits, augment="d.d.d", network=None, **options):
-    augmenter = Augmenter(augment, image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.shift,
+    augmenter = Augmenter(augment, image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.augmenter().shift,
                           jit_compile=False)
     return method(network or small_network(dropout=0.3), 10, options=method.Options(batch=4, uratio=3, **options),
                   augmenter=augmenter, seed=7, total_images=4096)

@@ -237,7 +237,8 @@ def test_labelled_images_train_on_their_policy(digits):  # noqa: F811
     views, plainly = model.make_views(batch), usual.make_views(batch)
     seed = fold_in(fold_in(model.step_seed(model.update.read().updates), 1), 1)
     samples = model.augmenter.sample_strong(4, seed, part="labeled")
-    reference = Augmenter("x.x.r2_9_50", image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.shift,
+    reference = Augmenter("x.x.r2_9_50", image_shape=digits.image_shape, mirror=digits.mirror,
+                          shift=digits.augmenter().shift,
                           jit_compile=False)
     images = np.stack([np.pad(image, ((2, 2), (2, 2), (0, 0)), "reflect")[y:y + 16, x:x + 16] for image, (y, x) in zip(
         batch["labeled"].numpy(), samples["offset"].numpy(), strict=True)])
@@ -258,7 +259,7 @@ def test_remixmatch_takes_the_second_part(digits):  # noqa: F811
 
 
 def test_cutout_alone_learns_no_rates(digits):  # noqa: F811
-    augmenter = Augmenter("d.d.d", image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.shift,
+    augmenter = Augmenter("d.d.d", image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.augmenter().shift,
                           jit_compile=False, cutout="only")
     model = FixMatch(Plain(), 10, options=FixMatch.Options(batch=4, uratio=3), augmenter=augmenter, total_images=4096)
     assert "probe" not in model.make_views(batch_of(digits)) and "rates" not in model.checkpoint_items()
