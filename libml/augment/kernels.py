@@ -120,11 +120,6 @@ def equalize(images: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.reshape(table, [-1]), numbered)
 
 
-def invert(images: tf.Tensor) -> tf.Tensor:
-    """ImageOps.invert."""
-    return 255 - images
-
-
 def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """ImageOps.posterize, bits int32 [N] in 0..8."""
     mask = tf.cast(256 - tf.bitwise.left_shift(tf.ones_like(bits), 8 - bits), tf.uint8)

@@ -54,13 +54,13 @@ def _affine(matrix: Callable, entry: str) -> Op:
                lambda x, u: kernels.affine(x, **{entry: 0.3 * (2 * tf.cast(u, tf.float64) - 1)}))
 
 
-def _cutout(x: Image.Image, u: float, centre_x: float, centre_y: float) -> Image.Image:
-    half = (1 + int(u * min(x.size) * 0.499)) // 2
+def _square(x: Image.Image, half: int, centre_x: float, centre_y: float) -> Image.Image:
+    """Fills a square of twice `half` with 127, transparent."""
     column, row = int(centre_x * x.width), int(centre_y * x.height)
     box = (max(column - half, 0), max(row - half, 0), min(column + half, x.width), min(row + half, x.height))
     x = x.copy()
     if half:  # Pillow fills a box of no size without complaint, but says nowhere that it does
-        x.paste((127, 127, 127), box)
+        x.paste((127, 127, 127, 0)[:len(x.mode)], box)
     return x
 
 
@@ -77,10 +77,11 @@ OPS: dict[str, Op] = {
     "color": _enhanced(ImageEnhance.Color, kernels.color),
     "contrast": _enhanced(ImageEnhance.Contrast, kernels.contrast),
     # The centre, uniform over pixels, comes as two more parameters x and y: floor(v * extent). They have no bins.
-    "cutout": _op([17], _cutout, lambda x, u, cx, cy: kernels.cutout(x, u, tf.stack([cx, cy], -1)), parameters=3),
+    "cutout": _op([17], lambda x, u, cx, cy: _square(x, (1 + int(u * min(x.size) * 0.499)) // 2, cx, cy),
+                  lambda x, u, cx, cy: kernels.cutout(x, u, tf.stack([cx, cy], -1)), parameters=3),
     "equalize": _blended(ImageOps.equalize, kernels.equalize),
     "identity": _op([], lambda x: x, lambda x: x),
-    "invert": _blended(ImageOps.invert, kernels.invert),
+    "invert": _blended(ImageOps.invert, lambda x: 255 - x),
     "posterize": _op([8], lambda x, u: ImageOps.posterize(x, 1 + int(7.999 * u)),
                      lambda x, u: kernels.posterize(x, 1 + kernels.truncated(u, 7.999))),
     "rescale": _op([17, 6], _rescale, lambda x, u, v: kernels.rescale(
@@ -132,16 +133,6 @@ def _posterize(x: Image.Image, bits: int) -> Image.Image:
     return ImageOps.posterize(x, bits) if bits else Image.new(x.mode, x.size)  # Pillow has become strict about 0 bits
 
 
-def _hide(x: Image.Image, u: float, centre_x: float, centre_y: float) -> Image.Image:
-    half = int(u * LEVELS)  # of a side of 2M
-    column, row = int(centre_x * x.width), int(centre_y * x.height)
-    x = x.copy()
-    if half:
-        x.paste((127, 127, 127, 0)[:len(x.mode)], (max(column - half, 0), max(row - half, 0),
-                                                   min(column + half, x.width), min(row + half, x.height)))
-    return x
-
-
 def _hide_graph(x: tf.Tensor, u: tf.Tensor, centre_x: tf.Tensor, centre_y: tf.Tensor) -> tf.Tensor:
     box = kernels.box(tf.stack([centre_x, centre_y], -1), 2 * kernels.truncated(u, LEVELS), *x.shape[1:3])
     return tf.where(box, tf.constant([127, 127, 127, 0][:x.shape[3]], tf.uint8), x)
@@ -173,9 +164,9 @@ RAND_OPS: dict[str, Op] = {
 }
 AUTO_OPS: dict[str, Op] = {
     **RAND_OPS,
-    "Invert": _rand(*_opaque(lambda x, _: ImageOps.invert(x), lambda x, _: kernels.invert(x)), _NONE),
-    # The centre comes in place of the sign and as one more parameter: column, then row.
-    "Cutout": _op([LEVELS], _hide, _hide_graph, parameters=3),
+    "Invert": _rand(*_opaque(lambda x, _: ImageOps.invert(x), lambda x, _: 255 - x), _NONE),
+    # The side is 2M; the centre comes in place of the sign and as one more parameter: column, then row.
+    "Cutout": _op([LEVELS], lambda x, u, cx, cy: _square(x, int(u * LEVELS), cx, cy), _hide_graph, parameters=3),
 }
 
 

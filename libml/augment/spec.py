@@ -103,18 +103,15 @@ def parse_augment(text: str) -> AugmentSpec:
     parts = str(text).split(".")
     if len(parts) not in (3, 4):
         raise _error(text, f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3 or 4")
-    labeled_strong = parts.pop(1) if len(parts) == 4 else None
-    spec = AugmentSpec(parts[0], parts[1], parts[2], labeled_strong or "")
-    strong = {"strong": spec.strong} if labeled_strong is None else {"labeled_strong": labeled_strong,
-                                                                     "strong": spec.strong}
-    allowed = {"labeled": _WEAK, "weak": _WEAK} | dict.fromkeys(strong, ("d", "x"))
-    for name, part in {"labeled": spec.labeled, "weak": spec.weak, **strong}.items():
+    names = ["labeled", *["labeled_strong"] * (len(parts) == 4), "weak", "strong"]
+    named = dict(zip(names, parts, strict=True))
+    for name, part in named.items():
         try:
             policy = parse_policy(part)
         except ValueError as error:
             raise _error(text, str(error)) from error
         if policy and name == "weak":
             raise _error(text, f"{part!r} is a policy, which the weak part cannot have")
-        if not policy and part not in allowed[name]:
+        if not policy and part not in (("d", "x") if name.endswith("strong") else _WEAK):
             raise _error(text, f"unknown {name} part {part!r}")
-    return spec
+    return AugmentSpec(**named)

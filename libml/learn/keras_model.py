@@ -88,11 +88,8 @@ class KerasModel(_KerasModel):
         given: dict[str, Any] = {}
         with suppress(TypeError):  # which __init__ is about to raise
             signature = inspect.signature(cls.__init__)
-            given = dict(signature.bind(None, *args, **kwargs).arguments)
-            given.pop(next(iter(signature.parameters)))  # self
-            for name, parameter in signature.parameters.items():
-                if parameter.kind is parameter.VAR_KEYWORD:
-                    given |= given.pop(name, {})
+            bound = signature.bind(made, *args, **kwargs)
+            given = dict(zip([*signature.parameters][1:], bound.args[1:], strict=False)) | bound.kwargs
         # Within a namespace, where Keras does not look for layers to save.
         object.__setattr__(made, "_hidden", SimpleNamespace(given=given, means={}))
         return made

@@ -187,6 +187,9 @@ class SSLModel(KerasModel):
 
     def compute_losses(self, views: dict, step: Step) -> LossOutput:
         """Returns the loss without weight decay, and scalars to log: labelled CE + wu * masked unlabelled loss."""
+        if not self.uses_unlabeled:
+            xe = self.labeled_cross_entropy(views, step)
+            return LossOutput(xe, {"losses/xe": xe})
         x, weak, strong = self.forward_together(views, step)
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         found = self.unlabeled_loss(weak, strong, views, step)

@@ -114,9 +114,7 @@ def _by_kind(kinds: Mapping[int, Any]) -> dict[Any, list[int]]:
 class Packing:
     """Many tensors as a few vectors, so that an update is a handful of operations instead of a handful per tensor.
 
-    Args:
-        shapes: of the tensors.
-        vectors: positions of the tensors of each vector; tensors of a vector have one dtype.
+    `vectors` has the positions of the tensors of each vector, which are of one dtype.
     """
 
     def __init__(self, shapes: Iterable[Sequence[int]], vectors: Iterable[Sequence[int]]):

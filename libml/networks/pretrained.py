@@ -26,18 +26,9 @@ def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 
 class Application(Network):
-    """A classifier of keras.applications with a dense layer of its own.
+    """A dense layer on a body of keras.applications; `preprocess` turns pixels in [0, 255] into what it takes."""
 
-    Args:
-        make: makes the dense layer.
-        body: from preprocessed images [N, S, S, 3] to a feature map.
-        preprocess: from pixels in [0, 255] to what the body was trained on.
-        num_classes: of the new classifier.
-        dropout: of the feature map, in passes with `mc_dropout`.
-    """
-
-    def __init__(self, make: Factory, body: keras.Model, preprocess: Callable, *, num_classes: int,
-                 dropout: float):
+    def __init__(self, make: Factory, body: keras.Model, preprocess: Callable, *, num_classes: int, dropout: float):
         super().__init__(dropout, name=body.name)
         self.body, self.preprocess = body, preprocess
         self.classifier = make.dense("classifier", body.output_shape[-1], num_classes)
