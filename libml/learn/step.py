@@ -45,10 +45,9 @@ class UnlabeledLoss(NamedTuple):
 
 
 class Step:
-    """Forward passes, seeds, state and the time of one update. Lives while the step is traced.
+    """Forward passes, seeds, state and the time of one update. A loss writes nothing here.
 
-    A loss writes nothing here. Only the moving statistics of batch normalisation go on from one forward pass to the
-    next, as `new_statistics`.
+    Only the moving statistics of batch normalisation go on from one forward pass to the next, as `new_statistics`.
 
     Attributes:
         before: all that the update reads.
