@@ -19,6 +19,7 @@ from libml.config import RunConfig
 from libml.devices import distribute
 from libml.errors import UserError
 from libml.learn.model import SSLModel
+from libml.learn.step import LossOutput
 from libml.networks import applications, layers, pretrained
 
 SMALL = "keras:MobileNet,alpha=0.1"
@@ -204,7 +205,7 @@ def one_pass(**arguments):
 
         def compute_losses(self, views, step):
             logits = step.forward(views["weak"], **arguments)
-            return tf.reduce_mean(logits ** 2), {}
+            return LossOutput(tf.reduce_mean(logits ** 2), {})
 
     return OnePass
 
