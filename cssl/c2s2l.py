@@ -10,6 +10,7 @@ import numpy as np
 
 import cssl
 from libml import augment
+from libml.config import option
 from libml.lazy import tf
 from libml.learn import Equal, LossOutput, SSLModel, Step, losses
 

@@ -8,6 +8,7 @@ import numpy as np
 
 import cssl
 from libml import networks
+from libml.config import option
 from libml.lazy import tf
 from libml.learn import Equal, LossOutput, SharedOptions, SSLModel, Step, banks, losses
 

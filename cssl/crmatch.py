@@ -4,6 +4,7 @@
 """
 import cssl
 from libml import networks
+from libml.config import option
 from libml.lazy import tf
 from libml.learn import LossOutput, SSLModel, ThresholdOptions, losses, mixing
 

@@ -6,6 +6,7 @@ import math
 
 import cssl
 from libml import augment, networks
+from libml.config import option
 from libml.lazy import tf
 from libml.learn import AdamModel, LossOutput, losses, mixing, optim
 

@@ -12,6 +12,11 @@ class FullySupervised(SSLModel):
     uses_unlabeled = False
     uses_all_labels = True
 
+    def compute_losses(self, views, step):
+        """H(label, p(weak view))."""
+        xe = self.labeled_cross_entropy(views, step)
+        return LossOutput(xe, {"losses/xe": xe})
+
 
 if __name__ == "__main__":
     cssl.main(FullySupervised)

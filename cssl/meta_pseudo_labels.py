@@ -11,6 +11,7 @@ import numpy as np
 
 import cssl
 from libml import networks
+from libml.config import option
 from libml.lazy import tf
 from libml.learn import LossOutput, SharedOptions, SSLModel, losses, mixing
 from libml.randomness import derived_seed
@@ -142,7 +143,7 @@ class MetaPseudoLabels(SSLModel):
         before = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         h, baseline = tf.zeros([]), step.state["baseline"]
         if self.options.feedback != "none":
-            new = step.forward(views["labeled"], weights=self.update.weights_after("student", step.before, gradients),
+            new = step.forward(views["labeled"], weights=step.updated_weights("student", gradients),
                                update_statistics=False, **passes)
             after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
             change = step.mean(tf.stop_gradient(after - before))

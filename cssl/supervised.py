@@ -11,6 +11,11 @@ class Supervised(SSLModel):
 
     uses_unlabeled = False
 
+    def compute_losses(self, views, step):
+        """H(label, p(weak view))."""
+        xe = self.labeled_cross_entropy(views, step)
+        return LossOutput(xe, {"losses/xe": xe})
+
 
 if __name__ == "__main__":
     cssl.main(Supervised)

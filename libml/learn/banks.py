@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from libml.lazy import tf
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ def last_occurrence(keys: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tens
     positions = tf.range(keys.shape[0])
     same = keys[:, tf.newaxis] == keys
     return tf.reduce_max(tf.where(same if counts is None else same & counts, positions, -1), axis=1)
+
+
+def normalized_rows(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Returns random unit vectors, as the first content of a table of embeddings."""
+    rows = np.random.RandomState(seed % 2 ** 32).normal(size=shape)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def push_mean(queue: tf.Tensor, q: tf.Tensor, step: Step) -> tf.Tensor:

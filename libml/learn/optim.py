@@ -25,11 +25,12 @@ class Nesterov:
     def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
                ) -> tuple[Tensors, Tensors]:
         """Returns the new weights and slots."""
+        del updates
         velocity = [self.momentum * v + g for v, g in zip(slots, gradients, strict=True)]
-        steps = velocity
-        if self.nesterov:
-            steps = [g + self.momentum * v for g, v in zip(gradients, velocity, strict=True)]
-        return [w - lr * s for w, s in zip(weights, steps, strict=True)], velocity
+        if not self.nesterov:
+            return [w - lr * v for w, v in zip(weights, velocity, strict=True)], velocity
+        new = [w - lr * (g + self.momentum * v) for w, g, v in zip(weights, gradients, velocity, strict=True)]
+        return new, velocity
 
 
 class Adam:

@@ -45,12 +45,12 @@ class UnlabeledLoss(NamedTuple):
 
 
 class Step:
-    """Forward passes, seeds, state and the time of one update. A loss writes nothing here.
+    """Forward passes, seeds, state and the time of one update. Lives while the step is traced.
 
-    Only the moving statistics of batch normalisation go on from one forward pass to the next, as `new_statistics`.
+    A loss writes nothing here. Only the moving statistics of batch normalisation go on from one forward pass to the
+    next, as `new_statistics`.
 
     Attributes:
-        before: all that the update reads.
         updates: before this one.
         images_seen: labelled images before this update.
         state: the method's own state by name (see `SSLModel.initial_state`).
@@ -58,9 +58,10 @@ class Step:
     """
 
     def __init__(self, model: SSLModel, seed: tf.Tensor, state: State):
-        self.model, self.before = model, state
+        self.model, self._before = model, state
         self.updates, self.images_seen = state.updates, state.updates * model.options.batch
-        self.weights, self.statistics, self.new_statistics = state.weights, state.statistics, state.statistics
+        self.weights, self.ema_weights, self.statistics = state.weights, state.ema, state.statistics
+        self.new_statistics = self.statistics
         self.state, self.predictions = dict(state.method), state.others.get("predictions")
         self.loss_scale = state.others.get("loss_scale")
         self._seed, self._seeds_given = seed, 0
@@ -85,7 +86,7 @@ class Step:
             **options: further arguments of the network's call, such as `mc_dropout`.
         """
         model = self.model
-        weights = self.before.ema if ema else weights or self.weights
+        weights = self.ema_weights if ema else weights or self.weights
         check_passes(model, model.network, options)
         if model.network_takes_seed:
             options["seed"] = self.new_seed()
@@ -111,6 +112,10 @@ class Step:
         """Returns the gradients of a loss on this replica, scaled on the way where half precision needs it."""
         found = tape.gradient(loss, weights, output_gradients=self.loss_scale, unconnected_gradients="zero")
         return found if self.loss_scale is None else [gradient / self.loss_scale for gradient in found]
+
+    def updated_weights(self, group: str, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns all weights as they will be once a group has taken its step along its gradients and decayed."""
+        return self.model.update.weights_after(group, self._before, gradients)
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates a tensor [n, …] over all replicas, in their order; gradients flow back."""

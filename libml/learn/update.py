@@ -111,32 +111,6 @@ def _by_kind(kinds: Mapping[int, Any]) -> dict[Any, list[int]]:
     return found
 
 
-class Packing:
-    """Many tensors as a few vectors, so that an update is a handful of operations instead of a handful per tensor.
-
-    `vectors` has the positions of the tensors of each vector, which are of one dtype.
-    """
-
-    def __init__(self, shapes: Iterable[Sequence[int]], vectors: Iterable[Sequence[int]]):
-        self.shapes, self.vectors = [tuple(shape) for shape in shapes], list(vectors)
-
-    def vector(self, tensors: Mapping[int, tf.Tensor] | Sequence[tf.Tensor], number: int) -> tf.Tensor:
-        """Returns one vector of tensors by position."""
-        return tf.concat([tf.reshape(tensors[i], [-1]) for i in self.vectors[number]], 0)
-
-    def pack(self, tensors: Sequence[tf.Tensor]) -> Tensors:
-        """Returns all vectors."""
-        return [self.vector(tensors, number) for number in range(len(self.vectors))]
-
-    def unpack(self, vectors: Sequence[tf.Tensor]) -> Tensors:
-        """Returns all tensors."""
-        found: dict[int, tf.Tensor] = {}
-        for vector, positions in zip(vectors, self.vectors, strict=True):
-            parts = tf.split(vector, [math.prod(self.shapes[i]) for i in positions])
-            found |= {i: tf.reshape(part, self.shapes[i]) for i, part in zip(positions, parts, strict=True)}
-        return [found[i] for i in range(len(self.shapes))]
-
-
 class Update:
     """Makes a model's next state of its state and a batch of views."""
 
@@ -161,6 +135,8 @@ class Update:
         self._slot_vectors = {name: [k for k, kind in enumerate(slot_vectors) if kind[0] == name]
                               for name in self.groups}
         self.compiled = tf.function(self.backward, jit_compile=True, autograph=False)
+
+    # State.
 
     def _variables(self) -> State:
         items = self.model.checkpoint_items()
@@ -203,6 +179,8 @@ class Update:
         return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
                      self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
                      state.others)
+
+    # From one state to the next.
 
     def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
         """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
