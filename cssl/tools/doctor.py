@@ -55,7 +55,8 @@ def facts(train_dir: Path, data_dir: Path) -> dict[str, str]:
     """Returns what is known of program and machine; what cannot be found out says why."""
     found: dict[str, str] = {}
     tellers: dict[str, Callable[[], str]] = {
-        "program": _program, "versions": _versions, "CPU": _cpu, "devices": _devices, "oneDNN": _onednn, "XLA": _xla,
+        "program": _program, "versions": _versions, "CPU": _cpu, "devices": _devices, "oneDNN": _onednn,
+        "XLA": lambda: "available" if tf.test.is_built_with_xla() else "not in this build: no --jit, no views on GPUs",
         "GPU build": _gpu_build, "disk": functools.partial(_disk, train_dir), "memory": _memory,
         "datasets": functools.partial(_datasets, data_dir)}
     for name, tell in tellers.items():
@@ -120,10 +121,6 @@ def _onednn() -> str:
             "off: convolutions on CPUs are slower and add up in another order")
 
 
-def _xla() -> str:
-    return "available" if tf.test.is_built_with_xla() else "not in this build: no --jit, no views on GPUs"
-
-
 def _gpu_build() -> str:
     build = tf.sysconfig.get_build_info()
     if build.get("is_rocm_build"):
@@ -164,8 +161,9 @@ def trajectory_deviations() -> list[float]:
 
     Compared are losses and monitors before each update. The network has 8 filters: oneDNN must be off.
     """
-    from cssl.fixmatch import FixMatch
+    from cssl import FixMatch
     from libml import networks
+    from libml.augment.augmenter import to_float
 
     golden = np.load(TRAJECTORY)
     network = networks.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
@@ -174,9 +172,6 @@ def trajectory_deviations() -> list[float]:
         variable.assign(values.reshape(variable.shape))
     model = FixMatch(network, 10, options=FixMatch.Options(batch=4, uratio=3, confidence=0.3), total_images=1024)
     step = tf.function(model.train_on_views, autograph=False)
-
-    def to_float(x):
-        return tf.constant(x.astype(np.float32) / np.float32(127.5) - np.float32(1))
 
     largest = []
     for k in range(len(TOLERANCES)):
