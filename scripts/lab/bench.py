@@ -292,8 +292,12 @@ def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -
     --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws how time
     and memory grow.
     """
-    names, start = only.split(",") if only else list(SWEEP), BASE | json.loads(base)
-    if not {*names} <= {*SWEEP} or not {*start} <= {*BASE}:
+    names = only.split(",") if only else list(SWEEP)
+    try:
+        start = BASE | json.loads(base)
+    except (TypeError, ValueError):
+        start = {}
+    if not {*names} <= {*SWEEP} or {*start} != {*BASE}:
         raise UserError(f"--only={only} --base={base}: expected names of {', '.join(SWEEP)}, and of {', '.join(BASE)}.")
     configs = [start] + [{**start, **({"batch": 4} if name == "size" else {}), name: value}
                          for name in names for value in SWEEP[name]]

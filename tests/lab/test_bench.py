@@ -64,6 +64,7 @@ def test_growth_has_a_line_per_setting_that_was_varied():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["methods", "--methods=vat,vatt"], "no method 'vatt'"), (["scale", "--only=width"], "expected names of batch"),
+    (["scale", "--base={"], "--base={: expected"), (["scale", '--base={"width": 3}'], "expected names of batch"),
     (["start", "--against=/nowhere"], "has no cssl.py")])
 def test_unknown_names_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
