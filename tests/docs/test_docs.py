@@ -78,6 +78,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         exec(blocks(ROOT / "docs/own_data.md")[0][1], {})  # writes the images that the others name, too
+    (folder / "photos").symlink_to(folder / "my_images/unlabeled")
     return folder
 
 

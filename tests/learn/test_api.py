@@ -353,7 +353,7 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
                      hooks=hooks)
 
     broken = start("broken", hooks=[stop_at_once])
-    assert len(broken.run.reports) == 1 and isinstance(broken.model.network, keras.Sequential)
+    assert len(broken.reports) == 1 and isinstance(broken.model.network, keras.Sequential)
     path = broken.path
     assert path.parent.name == "Augment_turned" and path.name.startswith("CSSL_network_tiny_net_alpha_bound0.0_batch8_")
 
@@ -372,14 +372,14 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
     assert cssl.load_model(tmp_path / "2.keras").fingerprint() == whole.model.fingerprint()
     assert list((tmp_path / "logs/train").glob("events*"))
     assert finished.model.fingerprint() == whole.model.fingerprint()
-    assert len(finished.run.reports) == len(whole.run.reports) == 2
+    assert len(finished.reports) == len(whole.reports) == 2
     batch = next(iter(digits.dataset(whole.model)))
     pixels = tf.cast(tf.round((whole.model.make_views(batch)["strong"] + 1) * 127.5), tf.int32)
     difference = pixels - (255 - tf.cast(batch["unlabeled"][:, ::-1], tf.int32))
     assert set(np.unique(difference)) == {0, 1, 2}
 
     scores = cssl.open(path, network=tiny_net).evaluate()
-    assert scores["accuracy"] == finished.run.reports[-1]["accuracy"]
+    assert scores["accuracy"] == finished.reports[-1]["accuracy"]
     assert "| CSSL" in invoke("table", tmp_path / "whole").stdout
     with pytest.raises(UserError, match="a network of its own, tiny_net-.*: give the function that builds it"):
         cssl.open(path).evaluate()

@@ -319,8 +319,8 @@ def test_the_document_runs_as_written(shipped, program, tmp_path, monkeypatch):
             exec(compile(block, "docs/predict_export.md", "exec"), {})
         else:
             for line in block.splitlines():
-                python, script, *arguments = shlex.split(line)
-                assert python == "python" and program(mains[script], *arguments)
+                command, *arguments = shlex.split(line)
+                assert program(mains[command], *arguments)
     assert Path("predictions.csv").read_text().startswith("file,class,probability\nphotos/")
     assert len(blocks) == 6 and Path("uncertain.png").exists()
     assert {path.name for path in Path("model").iterdir()} == {

@@ -184,8 +184,9 @@ def test_bytes_and_floats_are_predicted_alike():
 def test_networks_that_onednn_gets_wrong_run_without_it(command):
     code = ("import sys; from cssl import CSSL, cli, RunConfig; "
             "cli.start_tensorflow(RunConfig.of(CSSL, filters=int(sys.argv[1])).trusts_onednn); "
-            "from libml import distribute; print(distribute.onednn_is_on()); absent = {'sklearn', 'matplotlib'}; "
-            "print(absent & set(sys.modules)); import matplotlib.pyplot, sklearn.datasets")
+            "from libml.devices import distribute; print(distribute.onednn_is_on()); "
+            "absent = {'sklearn', 'matplotlib'}; print(absent & set(sys.modules)); "
+            "import matplotlib.pyplot, sklearn.datasets")
     assert command("-c", code, "8", TF_ENABLE_ONEDNN_OPTS="1").stdout.split() == ["False", "set()"]
     assert command("-c", code, "32", TF_ENABLE_ONEDNN_OPTS="1").stdout.split() == ["True", "set()"]
 
@@ -418,8 +419,8 @@ def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
 @pytest.mark.slow
 def test_a_peer_that_never_appears_is_one_line():
     """The wait is TensorFlow's and deaf; another process ends it. Two seconds here instead of ten minutes."""
-    code = ("from cssl import cli; cli.start_tensorflow(); from libml import distribute, config; "
-            "distribute.START_SECONDS = 2; "
+    code = ("from cssl import cli; cli.start_tensorflow(); from libml import config; "
+            "from libml.devices import distribute; distribute.START_SECONDS = 2; "
             "distribute.create_strategy(config.ScaleOptions(), {'cluster': {'worker': ['127.0.0.1:45671', "
             "'127.0.0.1:45672']}, 'task': {'type': 'worker', 'index': 1}})")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
