@@ -1,5 +1,6 @@
 """Run folders as training leaves them, with made-up numbers, and a quick way to call the tools that read them."""
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -11,8 +12,6 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
-
-from cssl.tools import doctor
 
 CLASSES = 10
 # Constants, new shapes for the same numbers, and what only passes on.
@@ -101,8 +100,57 @@ def write_stats_arrays(run: Path, rng: np.random.Generator) -> None:
              index=np.arange(100, 150))
 
 
+def _used(function) -> list:
+    """The nodes of a function on which its results and effects depend; TensorFlow drops the others."""
+    by_name = {node.name: node for node in function.node_def}
+    todo, found = [*function.ret.values(), *function.control_ret.values()], {}
+    while todo:
+        name = todo.pop().removeprefix("^").split(":")[0]
+        if name in by_name and name not in found:
+            found[name] = by_name[name]
+            todo += by_name[name].input
+    return list(found.values())
+
+
+def nodes_by_place(definition, start: str = "") -> tuple[list, list]:
+    """The nodes of a GraphDef and its functions: those that run as single kernels, those that XLA compiles.
+
+    With `start`, those of this one of its functions.
+    """
+    functions = {function.signature.name: function for function in definition.library.function}
+    outside: list = []
+    inside: list = []
+
+    def walk(nodes, place: list) -> None:
+        for node in nodes:
+            place.append(node)
+            for attribute in node.attr.values():
+                for called in [*([attribute.func] if attribute.func.name else []), *attribute.list.func]:
+                    function = functions[called.name]
+                    walk(_used(function), inside if function.attr["_XlaMustCompile"].b else place)
+
+    walk(_used(functions[start]) if start else definition.node, outside)
+    return outside, inside
+
+
+@functools.cache
+def _kernels_of(op: str) -> list:
+    from tensorflow.python.framework import kernels  # nothing public tells
+
+    return list(kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def devices_of(node) -> set[str]:
+    """The kinds of devices for which this build of TensorFlow has a kernel that takes the node's types."""
+    def fits(kernel) -> bool:
+        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
+                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
+
+    return {kernel.device_type for kernel in _kernels_of(node.op) if fits(kernel)}
+
+
 def kernels_of_loop(definition) -> tuple[list, list]:
     """The nodes of one turn of a GraphDef's only loop that start a kernel, and those that XLA compiles (into one)."""
     (loop,) = [node for node in definition.node if node.op in ("While", "StatelessWhile")]
-    outside, inside = doctor.nodes_by_place(definition, loop.attr["body"].func.name)
+    outside, inside = nodes_by_place(definition, loop.attr["body"].func.name)
     return [node for node in outside if node.op not in PASSIVE], inside

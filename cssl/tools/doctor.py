@@ -3,10 +3,11 @@
     cssl-doctor [--fast] [--json] [--train_dir=experiments] [--data_dir=DIR]
 
 Checks: four updates against those of the original program; one step again and again while all cores are busy;
-augmentation against Pillow, with and without XLA; on GPUs, operations that have no kernel there. Each line is ok, FAIL
-or skipped, what was checked, what was measured, and how long that took. Exit code 1 if a check fails. The output
-belongs into every issue.
+augmentation against Pillow, with and without XLA. Each line is ok, FAIL or skipped, what was checked, what was
+measured, and how long that took. Exit code 1 if a check fails. The output belongs into every issue.
 """
+from __future__ import annotations
+
 import functools
 import json
 import math
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +33,9 @@ from libml.data.names import DATASETS
 from libml.devices.machine import cpu_facts, usable_cores
 from libml.errors import UserError
 from libml.lazy import tf
+
+if TYPE_CHECKING:
+    from libml.learn import SSLModel
 
 ROOT = Path(cssl.__file__).resolve().parent.parent  # where `python -m cssl.cssl` finds this very program
 TRAJECTORY = Path(__file__).with_name("trajectory_fixmatch.npz")
@@ -53,12 +58,11 @@ class Skipped(Exception):
 
 def facts(train_dir: Path, data_dir: Path) -> dict[str, str]:
     """Returns what is known of program and machine; what cannot be found out says why."""
-    found: dict[str, str] = {}
     tellers: dict[str, Callable[[], str]] = {
         "program": _program, "versions": _versions, "CPU": _cpu, "devices": _devices, "oneDNN": _onednn,
-        "XLA": lambda: "available" if tf.test.is_built_with_xla() else "not in this build: no --jit, no views on GPUs",
-        "GPU build": _gpu_build, "disk": functools.partial(_disk, train_dir), "memory": _memory,
+        "build": _build, "disk": functools.partial(_disk, train_dir), "memory": _memory,
         "datasets": functools.partial(_datasets, data_dir)}
+    found = {}
     for name, tell in tellers.items():
         try:
             found[name] = tell()
@@ -74,14 +78,10 @@ def _first_line(error: Exception) -> str:
     return f"{name}: {line[:200]}"
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
-
-
 def _program() -> str:
     from libml import experiment
 
-    return f"cssl {cssl.__version__}, commit {experiment.environment_facts()['commit']}, in {ROOT}"
+    return f"cssl {cssl.__version__}, commit {experiment.commit_of(ROOT)}, in {ROOT}"
 
 
 def _versions() -> str:
@@ -99,16 +99,19 @@ def _cpu() -> str:
 
 
 def _devices() -> str:
-    names = [f"{gpu.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
-             f"(compute capability {'.'.join(map(str, details.get('compute_capability', '?')))})"
-             for gpu in tf.config.list_physical_devices("GPU")
-             for details in [tf.config.experimental.get_device_details(gpu)]]
-    names = names or ["no GPU that TensorFlow can use"]
+    names = ["CPU:0"]
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", "?")))
+        names.append(f"{gpu.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
+                     f"(compute capability {capability})")
+    if len(names) == 1:
+        names.append("no GPU that TensorFlow can use")
     if shutil.which("nvidia-smi"):  # knows the size of a GPU's memory, and GPUs that TensorFlow cannot use
         memory = subprocess.run(["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version",
                                  "--format=csv,noheader"], capture_output=True, text=True, timeout=60).stdout
         names.append(f"nvidia-smi (name, memory, free, driver): {'; '.join(memory.strip().splitlines())}")
-    return "; ".join(["CPU:0", *names])
+    return "; ".join(names)
 
 
 def _onednn() -> str:
@@ -121,22 +124,25 @@ def _onednn() -> str:
             "off: convolutions on CPUs are slower and add up in another order")
 
 
-def _gpu_build() -> str:
+def _build() -> str:
     build = tf.sysconfig.get_build_info()
+    gpus = "CPUs only"
     if build.get("is_rocm_build"):
-        return "ROCm"
-    return f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}" if build.get("is_cuda_build") \
-        else "no: this TensorFlow knows CPUs only"
+        gpus = "ROCm"
+    elif build.get("is_cuda_build"):
+        gpus = f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"
+    return f"{gpus}; {'XLA' if tf.test.is_built_with_xla() else 'no XLA: no --jit, no views on GPUs'}"
 
 
 def _disk(train_dir: Path) -> str:
     place = next(path for path in (train_dir.absolute(), *train_dir.absolute().parents) if path.exists())
-    return f"{_gigabytes(shutil.disk_usage(place).free)} free for runs in {train_dir}"
+    return f"{shutil.disk_usage(place).free / 1e9:.1f} GB free for runs in {train_dir}"
 
 
 def _memory() -> str:
-    lines = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
-    return " of ".join(_gigabytes(1024 * int(lines[name])) for name in ("MemAvailable", "MemTotal")) + " free"
+    kilobytes = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
+    free, total = (1024 * int(kilobytes[name]) / 1e9 for name in ("MemAvailable", "MemTotal"))
+    return f"{free:.1f} GB of {total:.1f} GB free"
 
 
 def _datasets(data_dir: Path) -> str:
@@ -154,7 +160,7 @@ def _datasets(data_dir: Path) -> str:
     return f"{', '.join(found) or 'none'} in {data_dir}; digits (embedded)"
 
 
-# What the checks and the tests share.
+# Checks: each returns what it measured, or raises.
 
 def trajectory_deviations() -> list[float]:
     """Replays four FixMatch updates of the original program; returns the largest relative deviation in each.
@@ -182,62 +188,6 @@ def trajectory_deviations() -> list[float]:
         largest.append(float(np.max([abs(a - b) / abs(b) if a != b else 0.0 for a, b in pairs])))  # NaN stays NaN
     return largest
 
-
-def _used(function) -> list:
-    """Returns the nodes of a function on which its results and effects depend; TensorFlow drops the others."""
-    by_name = {node.name: node for node in function.node_def}
-    todo, found = [*function.ret.values(), *function.control_ret.values()], {}
-    while todo:
-        name = todo.pop().removeprefix("^").split(":")[0]
-        if name in by_name and name not in found:
-            found[name] = by_name[name]
-            todo += by_name[name].input
-    return list(found.values())
-
-
-def nodes_by_place(definition, start: str = "") -> tuple[list, list]:
-    """Returns the nodes of a GraphDef and its functions: those that run as single kernels, those that XLA compiles.
-
-    With `start`, those of this one of its functions.
-    """
-    functions = {function.signature.name: function for function in definition.library.function}
-    outside: list = []
-    inside: list = []
-
-    def walk(nodes, place: list) -> None:
-        for node in nodes:
-            place.append(node)
-            for attribute in node.attr.values():
-                for called in [*([attribute.func] if attribute.func.name else []), *attribute.list.func]:
-                    function = functions[called.name]
-                    walk(_used(function), inside if function.attr["_XlaMustCompile"].b else place)
-
-    walk(_used(functions[start]) if start else definition.node, outside)
-    return outside, inside
-
-
-@functools.cache
-def _kernels_of(op: str) -> list:
-    from tensorflow.python.framework import kernels  # nothing public tells
-
-    return list(kernels.get_registered_kernels_for_op(op).kernel)
-
-
-def devices_of(node) -> set[str]:
-    """Returns the kinds of devices for which this build of TensorFlow has a kernel that takes the node's types."""
-    def fits(kernel) -> bool:
-        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
-                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
-
-    return {kernel.device_type for kernel in _kernels_of(node.op) if fits(kernel)}
-
-
-def without_gpu_kernel(definition) -> list[str]:
-    """Returns the types of the operations of a GraphDef that only CPUs can run."""
-    return sorted({node.op for node in nodes_by_place(definition)[0] if not devices_of(node) & {"GPU", "DEFAULT"}})
-
-
-# Checks: each returns what it measured, or raises.
 
 def trajectory() -> str:
     """Four updates of FixMatch are those of the original program."""
@@ -280,8 +230,7 @@ def on(device: str) -> Iterator[None]:
         yield
 
 
-@functools.cache  # tracing it takes longer than the checks that use it
-def small_step(device: str):
+def small_step(device: str) -> tuple[SSLModel, Callable[[], tf.Tensor]]:
     """Returns a small CSSL model on a device and its step on one fixed batch of digits, as a tf.function."""
     from libml import data, experiment
     from libml.data import sources
@@ -294,16 +243,8 @@ def small_step(device: str):
         batch = next(iter(data.batches(dataset, batch=config.options.batch, uratio=config.options.uratio)))
     with on(device):
         model = experiment.build(config, dataset)
-    places = {variable.device for variable in tf.nest.flatten(model.checkpoint_items())}
-    if not all(place.endswith(device) for place in places):
-        raise Failed(f"variables are on {', '.join(sorted(places))} instead of {device}")
-
-    @tf.function(autograph=False)
-    def step():
-        with on(device):
-            return model.train_on_bytes(batch)["losses/total"]
-
-    return model, step
+    step = on(device)(lambda: model.train_on_bytes(batch)["losses/total"])
+    return model, tf.function(step, autograph=False)
 
 
 def repeated_steps(device: str) -> str:
@@ -321,9 +262,8 @@ def repeated_steps(device: str) -> str:
             loss = step()
             after = [loss.numpy(), *(variable.numpy() for variable in variables)]
             first = first or after
-            pairs = list(zip(after, first, strict=True))
-            differing += any(a.tobytes() != b.tobytes() for a, b in pairs)
-            largest = float(np.max([largest, *(_relative(a, b) for a, b in pairs)]))
+            differing += any(a.tobytes() != b.tobytes() for a, b in zip(after, first, strict=True))
+            largest = float(np.max([largest, *map(_relative, after, first)]))
     text = f"{differing} of {REPEATS} repeats differ under load"
     if differing:
         text += f", by at most {largest:.1e} of a variable's largest entry"
@@ -344,34 +284,21 @@ def pillow(device: str, jit: bool) -> str:
     contrast = rng.random((number, 1, 1, 3))
     images = (contrast * rng.integers(0, 256, (number, 32, 32, 3)) + (1 - contrast) * rng.integers(0, 256)).astype(
         np.uint8)
-    wrong, total = [], 0
+    wrong = []
     for augment, table in {"d.d.d": OPS, "d.d.aac": AUTO_OPS}.items():  # AutoAugment's hold RandAugment's
         augmenter = Augmenter(augment, image_shape=(32, 32, 3), mirror=True, shift=4, policies="cifar10",
                               jit_compile=jit)
         samples = {name: value.numpy() for name, value in augmenter.sample_strong(number, tf.constant([1, 2])).items()}
         samples["ops"][:, 0] = np.arange(number) % len(table)  # chance might leave one out
         wanted = augmenter.strong_reference(images, samples)
-
-        @functools.partial(tf.function, autograph=False)
-        def view(x, samples, augmenter=augmenter):
-            with on(device):
-                return augmenter.strong_view(x, samples)
-
+        view = tf.function(on(device)(augmenter.strong_view), autograph=False)
         found = view(tf.constant(images), {name: tf.constant(value) for name, value in samples.items()}).numpy()
-        different = (found != wanted).any(-1).sum((1, 2))  # pixels of each image
-        total += different.size * 32 * 32
+        pixels = (found != wanted).any(-1).sum((1, 2))  # of each image, those that differ
         wrong += [f"{int(count)} after {' and '.join(list(table)[op] for op in ops)}"
-                  for count, ops in zip(different, samples["ops"], strict=True) if count]
+                  for count, ops in zip(pixels, samples["ops"], strict=True) if count]
     if wrong:
         raise Failed(f"pixels differ in {len(wrong)} images: {'; '.join(wrong[:3])}{' …' if wrong[3:] else ''}")
-    return f"{len(OPS)} and {len(AUTO_OPS)} operations: 0 of {total} pixels differ"
-
-
-def placement(device: str) -> str:
-    """Names what a training step does on the CPU, for want of kernels; information only."""
-    _, step = small_step(device)
-    missing = without_gpu_kernel(step.get_concrete_function().graph.as_graph_def())
-    return f"operations without a kernel for GPUs: {', '.join(missing) or 'none'}"
+    return f"{len(OPS)} and {len(AUTO_OPS)} operations: no pixel of {2 * number} images differs"
 
 
 def skipped(reason: str) -> str:
@@ -388,8 +315,6 @@ def checks(fast: bool) -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"Pillow, {device}", functools.partial(pillow, device, False)
         yield f"Pillow, {device} with XLA", (functools.partial(skipped, "left out by --fast") if fast else
                                              functools.partial(pillow, device, True))
-    for device in gpus:
-        yield f"placement, {device}", functools.partial(placement, device)
     if not gpus:
         yield "GPU", functools.partial(skipped, "no GPU visible")
 

@@ -2,12 +2,13 @@
 
 import functools
 
+import helpers
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import devices_of
 from test_augment_ops import real_images
 
-from cssl.tools import doctor
 from libml.augment import (
     AUTO_OPS,
     OPS,
@@ -531,7 +532,7 @@ def nodes_by_place(spec: str) -> tuple[list, list]:
     graph = step.get_concrete_function(
         tf.TensorSpec([16, 32, 32, 3], tf.uint8), tf.TensorSpec([2], tf.int32), tf.TensorSpec([16, 10]),
         tf.TensorSpec([16], tf.int32)).graph
-    return doctor.nodes_by_place(graph.as_graph_def())
+    return helpers.nodes_by_place(graph.as_graph_def())
 
 
 @pytest.mark.parametrize("spec", ["d.d.d", "m.d.rac", "d.m.x", "d.d.aac"])
@@ -541,10 +542,10 @@ def test_everything_runs_on_a_gpu(spec):
     assert {node.op for node in outside} <= OUTSIDE and {node.op for node in inside} <= INSIDE
     # The lists above were made with kernels registered for GPUs; a build without any cannot check them again.
     matmul = tf.compat.v1.NodeDef(op="MatMul", attr={"T": tf.compat.v1.AttrValue(type=tf.float32.as_datatype_enum)})
-    if "GPU" not in doctor.devices_of(matmul):
+    if "GPU" not in devices_of(matmul):
         pytest.skip("op types checked; this build of TensorFlow has no GPU kernels to look up")
     for node in outside:
         wanted = {"GPU", "DEFAULT"} if node.op in PLUMBING else {"GPU"}
-        assert doctor.devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
+        assert devices_of(node) & wanted, f"{node.op} has no GPU kernel:\n{node}"
     for node in inside:
-        assert "XLA_GPU_JIT" in doctor.devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"
+        assert "XLA_GPU_JIT" in devices_of(node), f"XLA cannot compile {node.op} for GPUs:\n{node}"

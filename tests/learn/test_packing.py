@@ -5,11 +5,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import kernels_of_loop
+from helpers import devices_of, kernels_of_loop
 
 from cssl import CSSL, MeanTeacher, MetaPseudoLabels
 from cssl.enaet import EnAET
-from cssl.tools import doctor
 from libml import data, networks
 from libml.augment import Augmenter
 from libml.config import RunConfig
@@ -146,6 +145,6 @@ def test_kernels_of_an_update(digits, tmp_path):
     compiled = Counter(node.op for node in inside)
     control = {op: number for op, number in (count + compiled).items() if op in CONTROL}
     assert control == {"StatelessWhile": 1}, control  # strong views and probe together
-    missing = {node.op for node in kernels if not doctor.devices_of(node) & {"GPU", "DEFAULT"}}
-    if "GPU" in doctor.devices_of(next(node for node in kernels if node.op == "Conv2D")):
+    missing = {node.op for node in kernels if not devices_of(node) & {"GPU", "DEFAULT"}}
+    if "GPU" in devices_of(next(node for node in kernels if node.op == "Conv2D")):
         assert missing <= {"IteratorGetNext"}, missing
