@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import shlex
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ from libml.networks.layers import dtype_policy
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
 from libml.run import Run
-from libml.train import Hook, Interrupted, Trainer, checkpoint_of, format_seconds
+from libml.train import Hook, Interrupted, Trainer, checkpoint_of
 
 if TYPE_CHECKING:
     from libml.networks.custom import Builder
@@ -59,7 +59,7 @@ def divided(config: RunConfig, data: SSLData) -> SSLData:
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
-    """Returns what the model of a run has to know of its data, as `divided` divides it."""
+    """Returns what the model of a run has to know of data that `divided` has divided."""
     return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
 
 
@@ -80,21 +80,26 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None 
     options = config.options
     if options.p_unlabeled == "labels" and data.label_prior is not None:
         options = dataclasses.replace(options, p_unlabeled=",".join(map(str, data.label_prior)))
-    with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
-        if network is None:
-            net = _build_network(config, data)
-        else:
-            net = custom.build_network(network, data.num_classes, data.image_shape, seed)
-        spec = augmentation.augment
-        if augmentation.own_strong and strong is None:  # evaluation makes no views; nor had training CTAugment's rates
-            spec = spec.rpartition(".")[0] + ".x"
-        augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
-                                   decay=augmentation.adecay, cutout=augmentation.cutout,
-                                   policies=config.dataset.entry.auto_augment, own_strong=strong)
-        model = config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
-                              total_images=config.total_images, image_statistics=data.image_statistics,
-                              loss_scaling=scale.mixed_precision == "float16", jit=scale.jit, set_sizes=data.set_sizes,
-                              calibration=data.calibration)
+    try:
+        with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
+            if network is None:
+                net = _build_network(config, data)
+            else:
+                net = custom.build_network(network, data.num_classes, data.image_shape, seed)
+            spec = augmentation.augment
+            if augmentation.own_strong and strong is None:  # evaluation makes no views; nor had training CTAugment's
+                spec = spec.rpartition(".")[0] + ".x"  # rates
+            augmenter = data.augmenter(spec, depth=augmentation.adepth, threshold=augmentation.ath,
+                                       decay=augmentation.adecay, cutout=augmentation.cutout,
+                                       policies=config.dataset.entry.auto_augment, own_strong=strong)
+            model = config.method(net, data.num_classes, options=options, augmenter=augmenter, seed=seed,
+                                  total_images=config.total_images, image_statistics=data.image_statistics,
+                                  loss_scaling=scale.mixed_precision == "float16", jit=scale.jit,
+                                  set_sizes=data.set_sizes, calibration=data.calibration)
+    except UserError:
+        raise
+    except ValueError as error:  # libraries say what they got and what they wanted, in one line
+        raise UserError(str(error)) from error
     augmenter.jit_compile = compiles_views(config, data.image_shape, model.uses_unlabeled * model.views_per_image[1])
     return model
 
@@ -129,29 +134,26 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
     _check_custom(config, network, strong)
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
-    with distribute.watch(strategy):
-        group = distribute.ProcessGroup(strategy)
-        if group.size > 1:
-            fields = config.fields(config.method)
-            group.check_same({name: value for name, value in config.values().items()
-                              if not fields[name].metadata["local"]})
+    group = distribute.ProcessGroup(strategy)
+    with group.watched():
+        fields = config.fields(config.method)
+        group.check_same({name: value for name, value in config.values().items()
+                          if not fields[name].metadata["local"]})
         distribute.check_jit(config.scale, strategy.num_replicas_in_sync, config.method)
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         with group.errors_stop_all():
-            config, data, model = _prepare(config, data, network, strong, strategy, group.size)
-        if group.size > 1:
-            group.check_same({"own": [config.network.own_network, config.augmentation.own_strong]})
-        run = Run(config.folder(), config=config, data=data, model=model, network=network)
-        trainer = Trainer(model, divided(config, data), config, run, strategy, hooks, group)
-        with trainer.claimed(environment_facts()):
+            run, data, facts = _prepare(config, data, network, strong, strategy, group.size)
+        group.check_same({"own": [run.config.network.own_network, run.config.augmentation.own_strong]})
+        trainer = Trainer(run, data, strategy, hooks, group)
+        with trainer.claimed(environment_facts(), facts):
             with group.errors_stop_all():
-                _announce(trainer, config)
+                _announce(trainer)
             started = time.perf_counter()
             trainer.train()
             if trainer.is_chief:
                 _conclude(trainer, time.perf_counter() - started)
         if group.size > 1:  # proof, in every process's output, that all hold the same weights
-            print(f"worker {group.rank}: weights sha256 {model.fingerprint()}", flush=True)
+            print(f"worker {group.rank}: weights sha256 {run.model.fingerprint()}", flush=True)
         return run
 
 
@@ -169,8 +171,8 @@ def _check_custom(config: RunConfig, network: Builder | None, strong: Callable |
 
 
 def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, strong: Callable | None,
-             strategy: tf.distribute.Strategy, processes: int) -> tuple[RunConfig, SSLData, SSLModel]:
-    """Returns the configuration as data and custom parts complete it, the data, and the model."""
+             strategy: tf.distribute.Strategy, processes: int) -> tuple[Run, SSLData, DataFacts]:
+    """Returns the run, whose configuration data and custom parts have completed, its data divided, and their facts."""
     if data is None:
         data = load(config)
     else:
@@ -182,26 +184,18 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
     begun = config
     if config.network.weights != "none" and Run(config.folder()).checkpoints():
         begun = config.replace(weights="none")  # a checkpoint has them; the file may be gone
+    parts = divided(config, data)
+    facts = facts_of(config, parts)
     with strategy.scope():
-        model = _build(begun, divided(config, data), network, strong)
+        model = build(begun, facts, network, strong)
     if network is None:
         check_memory(model=model)
-    if network is not None or strong is not None:
-        config = custom.with_fingerprints(config, model, network, strong)
-    run = Run(config.folder())
+    config = custom.with_fingerprints(config, model, network, strong)
+    run = Run(config.folder(), config=config, data=data, model=model, network=network)
     if config.data.whiten and run.checkpoints() and run.facts_file.exists():  # another version computed other ones
         model.image_statistics = run.facts.image_statistics
-    return config, data, model
-
-
-def _build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,
-           strong: Callable | None = None) -> SSLModel:
-    try:
-        return build(config, data, network, strong)
-    except UserError:
-        raise
-    except ValueError as error:  # libraries say what they got and what they wanted, in one line
-        raise UserError(str(error)) from error
+        facts = dataclasses.replace(facts, image_statistics=model.image_statistics)
+    return run, parts, facts
 
 
 def commit_of(root: Path) -> str:
@@ -231,17 +225,17 @@ def _lacks(model: SSLModel) -> dict[str, str]:
     """Returns what this model does not do of all that an option may need, and why."""
     name = type(model).__name__
     strong = model.uses_unlabeled and model.views_per_image[1] > 0 or model.strong_labeled
-    lacks = {"CTAugment": "it belongs to CTAugment" if strong else f"{name} has no strong views",
-             "alignment": f"{name} does not align its predictions",
-             "unlabelled images": f"{name} uses no unlabelled images"}
-    does = {"CTAugment": strong and model.augmenter.learns_rates, "alignment": model.uses_alignment,
-            "unlabelled images": model.uses_unlabeled}
-    return {need: reason for need, reason in lacks.items() if not does[need]}
+    needs = {"CTAugment": (strong and model.augmenter.learns_rates,
+                           "it belongs to CTAugment" if strong else f"{name} has no strong views"),
+             "alignment": (model.uses_alignment, f"{name} does not align its predictions"),
+             "unlabelled images": (model.uses_unlabeled, f"{name} uses no unlabelled images")}
+    return {need: reason for need, (met, reason) in needs.items() if not met}
 
 
-def _announce(trainer: Trainer, config: RunConfig) -> None:
+def _announce(trainer: Trainer) -> None:
     """Prints the resolved configuration in plain units, the network's size, and where files go."""
-    model, data, log, values = trainer.model, trainer.data, trainer.log, config.values()
+    model, data, log, config = trainer.model, trainer.data, trainer.log, trainer.run.config
+    values = config.values()
     for note in data.notes:
         log(f"warning: {printable(note)}")
     lacks = _lacks(model)
@@ -284,7 +278,7 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
     run, path = trainer.run, shlex.quote(str(trainer.run.path))
     medians, reports = run.write_stats(METRICS), len(run.reports)
     if trainer.updates >= trainer.total_updates:
-        trainer.log(f"Finished after {trainer.updates} updates; this process took {format_seconds(seconds)}.")
+        trainer.log(f"Finished after {trainer.updates} updates; this process took {timedelta(seconds=int(seconds))}.")
     if not medians:
         trainer.log(f"warning: the reports of this run are lost: {run.report_file} has none. "
                     f"`--eval_ckpt={path}` evaluates its checkpoints.")
@@ -298,17 +292,6 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
 
 
 # Finished runs.
-
-def facts_of_run(run: Run, data: SSLData | None) -> DataFacts:
-    """Reads args/data.json of a run; where there is none, asks its images, loaded unless they are at hand."""
-    if not run.facts_file.exists():
-        return facts_of(run.config, divided(run.config, load(run.config) if data is None else data))
-    try:
-        return DataFacts.from_dict(json.loads(run.facts_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run.facts_file} does not describe a dataset ({type(error).__name__}: {error}). Delete it, "
-                        "and the dataset itself is loaded instead.") from error
-
 
 def check_fits(facts: DataFacts, data: SSLData) -> None:
     """Raises UserError if images or classes are not those that a model was trained for; unnamed ones may be any."""
@@ -326,20 +309,12 @@ def _abridged(names: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
 
 
-def images_of(run: Run) -> SSLData:
-    """Loads the images of a run; UserError if they have changed since it was trained."""
-    data = load(run.config)
-    check_fits(run.facts, data)
-    return data
-
-
 def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     """Rebuilds the model of a run, or of its configuration with some changes, and reads its checkpoint."""
     config, facts = config or run.config, run.facts
     memory.check(config, facts.image_shape, usable_memory(), weights_only=True)
-    model = _build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
-    if run.network is not None:
-        custom.with_fingerprints(config, model, run.network, None)
+    model = build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
+    custom.with_fingerprints(config, model, run.network, None)
     try:
         checkpoint_of(model).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage

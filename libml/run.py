@@ -51,7 +51,7 @@ def medians(values: Iterable[float]) -> dict[str, float]:
     return {f"last{n:02d}": float(np.median(array[-n:])) if len(array) else math.nan for n in LAST}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -88,13 +88,19 @@ class Run:
 
     # What it is.
 
+    def _stored(self) -> dict:
+        """Reads args.json; OSError or ValueError if it holds no configuration."""
+        settings = json.loads(self.args.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("not a configuration")
+        return settings
+
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict:
         """What args.json says, of any version and method; {} if it is unreadable."""
         try:
-            settings = json.loads(self.args.read_text(encoding="utf-8"))
-            if not isinstance(settings, dict) or not all(_is_number(settings.get(name, 1))
-                                                         for name in ("train_kimg", "batch")):
+            settings = self._stored()
+            if not all(_is_number(settings.get(name, 1)) for name in ("train_kimg", "batch")):
                 raise ValueError("not a configuration")
         except (OSError, ValueError) as error:
             self.problems.append(f"args/args.json is unreadable ({error})")
@@ -106,13 +112,13 @@ class Run:
         """The configuration; UserError if args.json does not hold one of a known method."""
         if self._config is None:
             try:
-                settings = json.loads(self.args.read_text(encoding="utf-8"))
+                settings = self._stored()
                 if self._method is None:
                     raise ValueError("nothing says which class its method is")
                 config = RunConfig.from_json(self._method(str(settings.get("method", "?"))), settings)
             except UserError:
                 raise
-            except (OSError, ValueError, AttributeError) as error:
+            except (OSError, ValueError) as error:
                 raise UserError(f"{self.args} does not describe a run ({error}). Bring the file back as training wrote "
                                 "it.") from error
             self._config = config.replace(data_dir=self._data_dir) if self._data_dir else config
@@ -226,7 +232,14 @@ class Run:
         """What the model has to know of its data: as training stored it, or, of older runs, from the dataset."""
         from libml import experiment
 
-        return experiment.facts_of_run(self, self._data)
+        if not self.facts_file.exists():
+            data = self._data or experiment.load(self.config)
+            return experiment.facts_of(self.config, experiment.divided(self.config, data))
+        try:
+            return experiment.DataFacts.from_dict(json.loads(self.facts_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.facts_file} does not describe a dataset ({type(error).__name__}: {error}). Delete "
+                            "it, and the dataset itself is loaded instead.") from error
 
     @property
     def data(self) -> SSLData:
@@ -234,7 +247,9 @@ class Run:
         if self._data is None:
             from libml import experiment
 
-            self._data = experiment.images_of(self)
+            data = experiment.load(self.config)
+            experiment.check_fits(self.facts, data)
+            self._data = data
         return self._data
 
     @property
@@ -287,8 +302,8 @@ class Run:
             return  # nothing will be computed: what describes it stays
         if self.args.exists() and (self.checkpoints() or self.reports):
             try:
-                differences = config.differences(json.loads(self.args.read_text(encoding="utf-8")))
-            except (OSError, ValueError, TypeError) as error:
+                differences = config.differences(self._stored())
+            except (OSError, ValueError) as error:
                 raise UserError(f"{self.args} is not readable ({error}). Move {self.path} away to start a new run.") \
                     from error
             for name, (here, there) in differences.items():
@@ -299,11 +314,10 @@ class Run:
                               "length")
                 raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
                                 f"{advice}, or another --train_dir or --rerun.")
-        for folder in (self.args.parent, self.checkpoint_dir, self.stats):
+        for folder in (self.args.parent, self.checkpoint_dir, self.stats, self.path):
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 self._sweep(folder)
-        self._sweep(self.path)
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
         if facts is not None:
@@ -428,10 +442,12 @@ def find_checkpoint(text: str | Path) -> str:
     return prefix
 
 
-def open_run(text: str | Path, *, data: SSLData | None = None, **arguments: Any) -> Run:
+def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None = None, data: SSLData | None = None,
+             data_dir: str = "", network: Builder | None = None) -> Run:
     """Opens a run by what `find_checkpoint` takes; further arguments as `Run` has them."""
     prefix = find_checkpoint(text)
-    run = Run(Path(prefix).parent.parent, checkpoint=prefix, data=data, **arguments)
+    run = Run(Path(prefix).parent.parent, checkpoint=prefix, method=method, data=data, data_dir=data_dir,
+              network=network)
     if not run.args.exists():
         raise UserError(f"{text} is not in a run folder, which would describe its model.")
     if data is not None:

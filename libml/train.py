@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -20,7 +21,6 @@ from tqdm import tqdm
 
 from libml.augment.augmenter import to_float
 from libml.augment.ops import OPS
-from libml.config import RunConfig
 from libml.data import DataFacts, SSLData, batches
 from libml.devices.distribute import ProcessGroup
 from libml.errors import UserError
@@ -36,10 +36,6 @@ TEST_SAMPLE = 24  # test images kept for the report page, of each kind
 CHUNK_SECONDS = 1.0  # between looks at signals: long enough to keep Python out, short enough to react
 
 Hook: TypeAlias = "Callable[[Trainer, dict], None] | keras.callbacks.Callback"
-
-
-class Diverged(UserError):
-    """The loss is NaN or infinite."""
 
 
 class Interrupted(Exception):
@@ -92,23 +88,24 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], log: Calla
 
 
 class Trainer:
-    """Runs a model to the end of its schedule, from wherever its folder left off.
+    """Trains the model of a run to the end of its schedule, from wherever its folder left off.
 
     Args:
-        model: created under `strategy.scope()`.
-        data: what to train on.
-        config: length and grid of reports are read from it.
-        run: its files.
+        run: its files, configuration, and model, created under `strategy.scope()`.
+        data: what to train on, as `experiment.divided` divides it.
         strategy: where to run.
         hooks: called after every report.
         group: the processes that run it, where that is known already.
     """
 
-    def __init__(self, model: SSLModel, data: SSLData, config: RunConfig, run: Run,
-                 strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (), group: ProcessGroup | None = None):
-        self.model, self.data, self.config, self.run = model, data, config, run
-        self.strategy, self.group = strategy, group or ProcessGroup(strategy)
-        self.is_chief = self.group.rank == 0
+    _writer: tf.summary.SummaryWriter  # of the chief, once it has dropped the reports that come again
+    _bar: tqdm | None = None
+
+    def __init__(self, run: Run, data: SSLData, strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (),
+                 group: ProcessGroup | None = None):
+        self.run, self.data, self.strategy, self.group = run, data, strategy, group or ProcessGroup(strategy)
+        model, config = run.model, run.config
+        self.model, self.config, self.is_chief = model, config, self.group.rank == 0
         self.batch, self.options = model.options.batch, config.training
         self.uratio = model.options.uratio if model.uses_unlabeled else 0
         self.updates, self.total_updates = 0, config.updates
@@ -120,8 +117,6 @@ class Trainer:
         self.totals = tf.Variable(tf.zeros([CAPACITY + 1], tf.float64), trainable=False)  # sums since the last report
         self.evaluator = Evaluator(model, strategy)
         self.checkpoint = checkpoint_of(model, totals=self.totals)
-        self._writer: Any = None
-        self._bar: tqdm | None = None
 
     def log(self, text: str) -> None:
         """Writes a line to the terminal, without tearing the progress bar, and to the log file."""
@@ -135,13 +130,12 @@ class Trainer:
         self.run.log(text)
 
     @contextmanager
-    def claimed(self, environment: dict) -> Iterator[None]:
+    def claimed(self, environment: dict, facts: DataFacts) -> Iterator[None]:
         """Holds the run's folder, which then describes this run; of several processes, the chief does."""
         with ExitStack() as stack:
             with self.group.errors_stop_all():
                 if self.is_chief:
                     stack.enter_context(self.run.lock.hold())
-                    facts = DataFacts.of(self.data, self.model.image_statistics)
                     self.run.claim(self.config, environment, facts.to_dict())
             yield
 
@@ -216,11 +210,8 @@ class Trainer:
             self.model.jit = False
 
     def _compile_views(self) -> None:
-        """Has XLA compile the views, in a thread of its own, while this one traces the step.
-
-        What earlier runs have compiled is found by the names of functions, which count all that the process has made
-        before: so this comes before a checkpoint is read, and goes beside nothing else that is compiled.
-        """
+        """Has XLA compile the views, in a thread of its own, while this one traces the step; beside nothing else that
+        is compiled."""
         spec = batches(self.data, batch=self.batch, uratio=self.uratio).element_spec
         nothing = {name: tf.zeros(part.shape, part.dtype) for name, part in spec.items()}
         views = tf.function(lambda batch: self.strategy.run(self.model.make_views, args=(batch,)),
@@ -349,7 +340,7 @@ class Trainer:
                 loss = "losses/xe" if "losses/xe" in scalars else "losses/total"
                 self.log(f"{self.updates * self.batch / 1024:10.1f} kimg  accuracy {scores['accuracy']:6.2f}  "
                          f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  {loss.split('/')[1]} "
-                         f"{scalars[loss]:.4f}  {rate:8.0f} images/s  time left {format_seconds(left)}")
+                         f"{scalars[loss]:.4f}  {rate:8.0f} images/s  time left {timedelta(seconds=int(left))}")
         for hook in self.hooks:
             hook(self, report)
         self.callbacks.on_epoch_end(math.ceil(self.updates / self.report_updates) - 1, {
@@ -390,8 +381,8 @@ class Trainer:
         values = zip(self.scalar_names, last[-len(self.scalar_names) - 1:-1], strict=True)
         losses = ", ".join(f"{name} = {value:g}" for name, value in values if "losses" in name)
         good = (self.run.checkpoints() or ["none yet"])[-1]
-        raise Diverged(f"The loss is NaN or infinite at update {self.updates + int(last[-1])}: {losses}. Last good "
-                       f"checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")
+        raise UserError(f"The loss is NaN or infinite at update {self.updates + int(last[-1])}: {losses}. Last good "
+                        f"checkpoint: {good}. Try a smaller --lr, or --mixed_precision=off if it was on.")
 
 
 class _Clock:
@@ -408,7 +399,7 @@ class _Clock:
             self.started, self.first = time.perf_counter(), seconds / count
             return chunk
         self.busy, self.seen, self.done = self.busy + seconds, self.seen + count, self.done + count
-        return max(1, min(2 * chunk, int(steps_per_chunk(count, seconds))))
+        return max(1, min(2 * chunk, int(CHUNK_SECONDS * count / max(seconds, 1e-6))))
 
     @property
     def rate(self) -> float | None:
@@ -475,16 +466,3 @@ def distributed_batches(data: SSLData, strategy: tf.distribute.Strategy, **argum
                        first_shard=context.input_pipeline_id * local, local_shards=local, **arguments)
 
     return iter(strategy.distribute_datasets_from_function(make))
-
-
-def steps_per_chunk(count: int, spent: float, target: float = CHUNK_SECONDS) -> float:
-    """Steps that take about `target` seconds, when `count` took `spent`."""
-    return target * count / max(spent, 1e-6)
-
-
-def format_seconds(seconds: float) -> str:
-    """Formats a duration as h:mm:ss, or with days if it is that long."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02}:{minutes:02}:{seconds:02}" if days else f"{hours}:{minutes:02}:{seconds:02}"

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from libml.errors import UserError
 
@@ -21,7 +21,7 @@ def writing(path: Path) -> Iterator[None]:
                         "what was written before is still there.") from error
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file under another name and moves it to its place: nobody sees half of it."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

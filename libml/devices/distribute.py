@@ -31,6 +31,9 @@ while os.getppid() == parent:
 """
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
 
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
+        tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow raises when another process is gone
+
 
 class WorkerLost(UserError):
     """Another process of the run is gone."""
@@ -143,27 +146,16 @@ def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
         watchdog.wait()
 
 
-def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """Number of this process among those of the run; the chief is 0."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
-        return 0
-    offset = len(resolver.cluster_spec().as_dict().get("chief", ())) if resolver.task_type == "worker" else 0
-    return offset + resolver.task_id
-
-
-def worker_count(strategy: tf.distribute.Strategy) -> int:
-    """Number of processes of the run."""
-    resolver = strategy.cluster_resolver
-    jobs = {} if resolver is None else resolver.cluster_spec().as_dict()
-    return max(1, sum(len(jobs.get(job, ())) for job in ("chief", "worker")))
-
-
 class ProcessGroup:
-    """The processes of a run: what they exchange between updates."""
+    """The processes of a run: how many (`size`), which this one is (`rank`, 0 the chief), what they exchange."""
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self.size, self.rank = worker_count(strategy), worker_index(strategy)
+        resolver = strategy.cluster_resolver
+        jobs = resolver.cluster_spec().as_dict() if resolver else {}
+        chiefs, workers = len(jobs.get("chief", ())), len(jobs.get("worker", ()))
+        self.size, self.rank = max(1, chiefs + workers), 0
+        if jobs:
+            self.rank = resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
         replicas = strategy.num_replicas_in_sync
         self._devices = replicas // self.size
 
@@ -211,27 +203,27 @@ class ProcessGroup:
         if len(failed):
             raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Turns the errors that TensorFlow raises when another process is gone into one clear line."""
+        try:
+            yield
+        except LOST as error:
+            if self.size == 1:
+                raise
+            reason = error.message.strip().splitlines()[0][:150]
+            raise WorkerLost(f"Worker {self.rank} lost touch with another process of the run, which ended or cannot be "
+                             f"reached ({reason}). Start all of them again: the same command continues from the last "
+                             "checkpoint.") from error
 
-def check_jit(options: ScaleOptions, replicas: int, method: "type[SSLModel] | None" = None) -> None:
+
+def check_jit(options: ScaleOptions, replicas: int, method: "type[SSLModel]") -> None:
     """Raises UserError where XLA would have to compile communication between replicas."""
-    if options.jit and replicas > 1 and method is not None and method.communicates:
+    if not options.jit or replicas == 1:
+        return
+    if method.communicates:
         raise UserError(f"--jit cannot compile {method.__name__}'s communication between {replicas} replicas; leave "
                         "it out.")
-    if options.jit and options.sync_bn and replicas > 1:
+    if options.sync_bn:
         raise UserError(f"--jit cannot compile --sync_bn's communication between {replicas} replicas; leave out one of "
                         "the two.")
-
-
-@contextmanager
-def watch(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Turns the errors that TensorFlow raises when another process is gone into one clear line."""
-    try:
-        yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
-            tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError) as error:
-        if worker_count(strategy) == 1:
-            raise
-        reason = error.message.strip().splitlines()[0][:150]
-        raise WorkerLost(f"Worker {worker_index(strategy)} lost touch with another process of the run, which ended or "
-                         f"cannot be reached ({reason}). Start all of them again: the same command continues from the "
-                         "last checkpoint.") from error

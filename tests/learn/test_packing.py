@@ -75,7 +75,7 @@ def digits():
 def trainer(model, digits, folder, **settings):
     config = RunConfig.of(type(model), dataset="digits.1@40-1", batch=model.options.batch, train_steps=4, **settings)
     Run(folder).claim(config, {})
-    return Trainer(model, digits, config, Run(folder), tf.distribute.get_strategy())
+    return Trainer(Run(folder, config=config, model=model), digits, tf.distribute.get_strategy())
 
 
 def own_network():

@@ -126,10 +126,10 @@ def test_xla_computes_the_same(float32_losses):
 
 
 def test_xla_and_communication():
-    check_jit(ScaleOptions(jit=True, sync_bn=True), 1)
-    check_jit(ScaleOptions(jit=True), 4)
+    check_jit(ScaleOptions(jit=True, sync_bn=True), 1, FixMatch)
+    check_jit(ScaleOptions(jit=True), 4, FixMatch)
     with pytest.raises(UserError, match="leave out one"):
-        check_jit(ScaleOptions(jit=True, sync_bn=True), 2)
+        check_jit(ScaleOptions(jit=True, sync_bn=True), 2, FixMatch)
 
 
 class Uncompilable(FixMatch):
@@ -148,7 +148,8 @@ def test_what_xla_cannot_compile_runs_without(method, compiles, tmp_path, capsys
     model = make_model(method=method, jit=True, augmenter=augmenter, classes=10, size=16)
     config = RunConfig.of(method, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=2)
     Run(tmp_path).claim(config, {})
-    Trainer(model, load("digits.1@40-1", tmp_path), config, Run(tmp_path), tf.distribute.get_strategy()).train()
+    run = Run(tmp_path, config=config, model=model)
+    Trainer(run, load("digits.1@40-1", tmp_path), tf.distribute.get_strategy()).train()
     assert int(model.updates.numpy()) == 2
     assert ("warning: XLA cannot compile" in capsys.readouterr().out) != compiles
     assert model.jit == compiles

@@ -369,8 +369,8 @@ def test_a_length_that_is_not_the_papers_is_said(tmp_path):
     trainer = type("Trainer", (), {})()
     trainer.model, trainer.data, trainer.log = experiment.build(config.replace(filters=16), digits), digits, seen.append
     trainer.total_updates, trainer.report_updates, trainer.batch, trainer.uratio = 1, 1, 32, 7
-    trainer.run = Run(tmp_path)
-    experiment._announce(trainer, config)
+    trainer.run = Run(tmp_path, config=config)
+    experiment._announce(trainer)
     assert any("16 times the length of the paper's runs" in line for line in seen)
 
 
