@@ -1,6 +1,7 @@
 """Training batches that are a pure function of (seed, step): nothing to remember, nothing to replay."""
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +17,8 @@ READERS, PREFETCHED = 2, 4  # batches that are read at a time, and that wait to 
 
 def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch: int, first: int,
                    count: int) -> tf.Tensor:
-    """Returns elements first .. first + count of the given step's batch from an endless shuffled stream.
-
-    Every epoch is an exact permutation of 0 .. total - 1, and no two epochs (or streams) share one. Nothing is
-    remembered: position p belongs to epoch p // total, whose permutation is a function of (seed, stream, epoch).
-    """
+    """Returns elements first .. first + count of a step's batch from an endless stream: position p belongs to epoch
+    p // total, whose permutation of 0 .. total - 1 is a function of (seed, stream, epoch)."""
     if count == 0:  # a method that uses no unlabelled images
         return tf.zeros([0], tf.int64)
     positions = tf.cast(step, tf.int64) * batch + first + tf.range(count, dtype=tf.int64)
@@ -36,15 +34,14 @@ def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch
 def check_batch(batch: int, num_shards: int) -> None:
     """Raises UserError, naming the nearest batch that would do, where a batch does not divide over the replicas."""
     if batch % num_shards:
-        lower = batch - batch % num_shards
-        nearest = lower if lower and batch - lower <= lower + num_shards - batch else lower + num_shards
+        nearest = num_shards * max(1, math.ceil(batch / num_shards - 0.5))  # the lower one of two
         raise UserError(f"A batch of {batch} does not divide over {num_shards} replicas; the nearest that does is "
                         f"{nearest}.")
 
 
 def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step: int = 0, num_shards: int = 1,
             first_shard: int = 0, local_shards: int = 1) -> tf.data.Dataset:
-    """Returns the endless training batches from `start_step` on: flat dicts, a pure function of (seed, step).
+    """Returns the endless training batches from `start_step` on.
 
     With several replicas, element i is shard `first_shard + i % local_shards` of step `start_step + i // local_shards`:
     the shards of a step together are the same global batch, however many there are.
@@ -60,6 +57,8 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
     labeled, classes, unlabeled = data.labeled, data.labeled_classes.astype(np.int32), data.unlabeled
     labeled_count = batch // num_shards
     unlabeled_count = labeled_count * uratio
+    shapes = {"labeled": (labeled_count, *data.image_shape), "label": (labeled_count,),
+              "unlabeled": (unlabeled_count, *data.image_shape), "unlabeled_label": (unlabeled_count,)}
 
     def gather(x: np.ndarray, u: np.ndarray):
         return images[labeled[x]], classes[x], images[unlabeled[u]], labels[unlabeled[u]]
@@ -73,10 +72,7 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
                            first=shard * unlabeled_count, count=unlabeled_count)
         # NumPy reads the memory map in place; a TensorFlow constant would be a second copy of the dataset.
         values = tf.numpy_function(gather, [x, u], [tf.uint8, tf.int32, tf.uint8, tf.int32], stateful=False)
-        shapes = [(labeled_count, *data.image_shape), (labeled_count,), (unlabeled_count, *data.image_shape),
-                  (unlabeled_count,)]
-        names = ["labeled", "label", "unlabeled", "unlabeled_label"]
-        parts = {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, values, shapes, strict=True)}
+        parts = {name: tf.ensure_shape(value, shapes[name]) for name, value in zip(shapes, values, strict=True)}
         return parts | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
 
     options = tf.data.Options()

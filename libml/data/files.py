@@ -32,19 +32,12 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The image files of a folder or a CSV file.
-
-    Attributes:
-        path: of the folder or CSV file.
-        parts: the files of train, unlabeled, test and valid, in a stable order.
-        class_names: sorted.
-        notes: one line each, for the user to read.
-    """
+    """The image files of a folder or a CSV file."""
 
     path: Path
-    parts: dict[str, list[File]]
+    parts: dict[str, list[File]]  # train, unlabeled, test and valid, each in a stable order
     class_names: list[str]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # one line each, for the user to read
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))
@@ -61,12 +54,10 @@ class Listing:
         files = [file for part in self.parts.values() for file in part]
         sides = []
         for file in files[::max(1, len(files) // MEASURED)]:
-            try:
-                with warnings.catch_warnings(), Image.open(file.path) as image:  # reads the header only
-                    warnings.simplefilter("ignore")
+            with suppress(Exception), warnings.catch_warnings():  # unreadable files are told of when all are read
+                warnings.simplefilter("ignore")
+                with Image.open(file.path) as image:  # reads the header only
                     sides.append(min(image.size))
-            except Exception:  # unreadable files are told of when all are read
-                continue
         return int(median(sides)) if sides else 0
 
 

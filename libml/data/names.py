@@ -1,8 +1,8 @@
 """What is known of a dataset without its images: the grammar of names, and one entry per dataset."""
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,31 +17,18 @@ GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 o
 
 @dataclass(frozen=True)
 class Dataset:
-    """An entry: where the images come from, what they look like, and which options suit them.
+    """Where the images come from, what they look like, and which options suit them."""
 
-    Attributes:
-        width: of the images in pixels; decides how many stages a network has.
-        mirror: whether a mirrored image keeps its class (house numbers and digits do not).
-        presets: options where the user says nothing.
-        tfds_name: in TensorFlow Datasets.
-        train_splits: of the TFDS dataset, one after the other.
-        relabel: from TFDS's classes to those of the original program.
-        pad_to: side to which smaller images are padded, 0 for none.
-        equal_classes: STL-10: the unlabelled images hide the true shares of the classes, which are equal.
-        load: makes the images of a dataset that is not in TFDS.
-        auto_augment: the dataset on which AutoAugment's policies for it were found, "" for none.
-    """
-
-    width: int = 32
-    mirror: bool = True
-    presets: Mapping[str, Any] = field(default_factory=dict)
-    tfds_name: str = ""
-    train_splits: tuple[str, ...] = ("train",)
-    relabel: Callable[[np.ndarray], np.ndarray] | None = None
-    pad_to: int = 0
-    equal_classes: bool = False
-    load: "Callable[[], Source] | None" = None
-    auto_augment: str = ""
+    width: int = 32  # of the images in pixels; decides how many stages a network has
+    mirror: bool = True  # whether a mirrored image keeps its class (house numbers and digits do not)
+    presets: Mapping[str, float] = field(default_factory=dict)  # options where the user says nothing
+    tfds_name: str = ""  # in TensorFlow Datasets
+    train_splits: tuple[str, ...] = ("train",)  # of the TFDS dataset, one after the other
+    relabel: Callable[[np.ndarray], np.ndarray] | None = None  # from TFDS's classes to those of the original program
+    pad_to: int = 0  # side to which smaller images are padded, 0 for none
+    equal_classes: bool = False  # STL-10: unlabelled images hide the true shares of the classes, which are equal
+    load: "Callable[[], Source] | None" = None  # makes the images of a dataset that is not in TFDS
+    auto_augment: str = ""  # the dataset on which AutoAugment's policies for it were found, "" for none
 
 
 def _digits() -> "Source":
@@ -50,16 +37,13 @@ def _digits() -> "Source":
     return sources.digits()
 
 
-def _svhn_class(digit: np.ndarray) -> np.ndarray:
-    return (digit - 1) % 10
-
+_SVHN = Dataset(tfds_name="svhn_cropped", mirror=False, relabel=lambda digit: (digit - 1) % 10, auto_augment="svhn")
 
 DATASETS: dict[str, Dataset] = {
     "cifar10": Dataset(tfds_name="cifar10", auto_augment="cifar10"),
     "cifar100": Dataset(tfds_name="cifar100", presets={"filters": 128, "wd": 0.001}, auto_augment="cifar10"),
-    "svhn": Dataset(tfds_name="svhn_cropped", train_splits=("train", "extra"), mirror=False, relabel=_svhn_class,
-                    auto_augment="svhn"),
-    "svhn_noextra": Dataset(tfds_name="svhn_cropped", mirror=False, relabel=_svhn_class, auto_augment="svhn"),
+    "svhn": replace(_SVHN, train_splits=("train", "extra")),
+    "svhn_noextra": _SVHN,
     "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True),
     "fashion_mnist": Dataset(tfds_name="fashion_mnist", pad_to=32),
     # A small net and fast averages: minutes on a CPU.
@@ -85,13 +69,12 @@ class DatasetName:
 
     @property
     def path(self) -> str:
-        """Where a user's images are: a folder or a CSV file; "" for other datasets."""
+        """The folder or CSV file of a user's images, "" for other datasets."""
         kind, _, path = self.dataset.partition(":")
         return path if kind in ("folder", "csv") else ""
 
     @property
     def is_csv(self) -> bool:
-        """Whether the images are listed in a CSV file."""
         return self.dataset.startswith("csv:")
 
     @property
@@ -106,7 +89,7 @@ class DatasetName:
 
     @property
     def entry(self) -> Dataset:
-        """What is known of the dataset; of a user's images nothing."""
+        """What is known of the dataset: of a user's images, nothing."""
         return DATASETS.get(self.dataset, Dataset())
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
+EVALUATED = 10_000  # labelled images, at most
 WHITENED, CHUNK = 50_000, 256  # images that whitening looks at, and how many at a time
 VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of a user's labelled images, for validation, where every class has so many
 
@@ -38,49 +39,32 @@ class Subset:
         return np.asarray(self.images[self.indices[part]])
 
 
-@dataclass(frozen=True)
-class SSLData:
-    """A dataset with its labelled, unlabelled, validation and test parts.
+@dataclass(frozen=True, kw_only=True)
+class SSLData(sources.Images):
+    """Images with their labelled, unlabelled, validation and test parts; indices point into `images`.
 
     Attributes:
         name: what the user asked for, as text.
-        images: [N, H, W, 3] uint8 training images (often memory-mapped); the index arrays below point into it.
-        labels: [N] int64, -1 where the class is not known.
         labeled: [L] int64 indices of the labelled images.
         labeled_classes: [L] int64, their classes.
         order: [N] int64, all training images in the order of the unlabelled stream.
         num_valid: how many at the front of `order` are validation images; the rest is the unlabelled set.
-        test_images: [M, H, W, 3] uint8.
-        test_labels: [M] int64.
-        class_names: one name per class.
-        mirror: whether mirroring is part of the default weak augmentation.
-        notes: warnings for the user to read.
-        remarks: how a user's images were divided, one line each.
         calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
         calibration_classes: [K] int64, their classes.
         listing: the image files that they were read from, if any.
     """
 
     name: str
-    images: np.ndarray
-    labels: np.ndarray
     labeled: np.ndarray
     labeled_classes: np.ndarray
     order: np.ndarray
     num_valid: int
-    test_images: np.ndarray
-    test_labels: np.ndarray
-    class_names: list[str]
-    mirror: bool
-    notes: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
     calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     listing: files.Listing | None = None
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
         return len(self.class_names)
 
     @property
@@ -101,7 +85,6 @@ class SSLData:
 
     @property
     def valid(self) -> np.ndarray:
-        """Indices of the validation images."""
         return self.order[:self.num_valid]
 
     def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
@@ -134,11 +117,10 @@ class SSLData:
         chosen = chosen[self.labels[chosen] >= 0]
         return self.images[chosen], self.labels[chosen]
 
-    def evaluated(self, max_labeled: int = 10_000) -> dict[str, tuple[np.ndarray | Subset, np.ndarray]]:
-        """Returns what is evaluated, as (images, labels): at most `max_labeled` labelled images, validation, test."""
-        first = np.s_[:max_labeled]
+    def evaluated(self) -> dict[str, tuple[np.ndarray | Subset, np.ndarray]]:
+        """Returns what is evaluated, as (images, labels): the first labelled images, validation, test."""
         sets: dict[str, tuple[np.ndarray | Subset, np.ndarray]] = {
-            "train_labeled": (Subset(self.images, self.labeled[first]), self.labeled_classes[first]),
+            "train_labeled": (Subset(self.images, self.labeled[:EVALUATED]), self.labeled_classes[:EVALUATED]),
             "valid": (Subset(self.images, self.valid), self.labels[self.valid]),
             "test": (self.test_images, self.test_labels)}
         return {name: pair for name, pair in sets.items() if len(pair[1])}
@@ -146,41 +128,29 @@ class SSLData:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a model has to know of its data: enough to rebuild it where the images are not.
-
-    Attributes:
-        class_names: one name per class.
-        image_shape: height, width, channels.
-        set_sizes: the numbers of labelled and unlabelled images.
-        mirror: whether mirroring is part of the default weak augmentation.
-        image_statistics: float32 mean and standard deviation per channel of images in [-1, 1], or None: no whitening.
-        label_prior: the classes' shares among the labelled images.
-        calibration: calibration images and their classes; data.json has their number only.
-    """
+    """What a model has to know of its data: enough to rebuild it where the images are not."""
 
     class_names: list[str]
-    image_shape: tuple[int, int, int]
-    set_sizes: tuple[int, int]
+    image_shape: tuple[int, int, int]  # height, width, channels
+    set_sizes: tuple[int, int]  # the numbers of labelled and unlabelled images
     mirror: bool
-    image_statistics: tuple[np.ndarray, np.ndarray] | None = None
+    image_statistics: tuple[np.ndarray, np.ndarray] | None = None  # as of SSLData; None: no whitening
     label_prior: np.ndarray | None = None
-    calibration: tuple[np.ndarray, np.ndarray] | None = None
+    calibration: tuple[np.ndarray, np.ndarray] | None = None  # images and classes; data.json has their number only
 
     @classmethod
     def of(cls, data: SSLData, image_statistics: tuple[np.ndarray, np.ndarray] | None = None) -> DataFacts:
-        """Takes what a dataset says of itself."""
         return cls(list(data.class_names), data.image_shape, (len(data.labeled), len(data.unlabeled)), data.mirror,
                    image_statistics, data.label_prior,
                    (np.asarray(data.images[data.calibration]), data.calibration_classes))
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
         return len(self.class_names)
 
     def augmenter(self, augment: str, **settings) -> Augmenter:
-        """Makes the views, as `SSLData.augmenter`: on a GPU compiled ones, as few others can be made there; weak ones
-        are shifted by up to an eighth of the width (4 at 32x32, 12 at 96x96)."""
+        """Makes the views: on a GPU compiled ones, as few others can be made there; weak ones are shifted by up to an
+        eighth of the width (4 at 32x32, 12 at 96x96)."""
         compiled = bool(tf.config.list_physical_devices("GPU"))
         return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.image_shape[1] // 8,
                          **{"jit_compile": compiled} | settings)
@@ -212,10 +182,10 @@ class DataFacts:
 
 def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
          listing: files.Listing | None = None) -> SSLData:
-    """Loads a dataset by name.
+    """Loads a dataset by its name on the command line.
 
     Args:
-        name: as on the command line.
+        name: such as cifar10.3@40-1 or folder:PATH.
         data_dir: folder of the TFDS datasets and of decoded images; by default that of TFDS.
         image_size: side to which a user's images are resized; by default 32, or what suits all of a folder.
         listing: these files, where they are listed already.
@@ -245,13 +215,8 @@ def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: st
 
 
 def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = "") -> SSLData:
-    """Loads the images of a CSV file with rows file,label or file,label,split; an empty label means unlabelled.
-
-    Args:
-        path: the file; names in it are relative to its folder.
-        image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
-        data_dir: where the decoded images are kept for the next time.
-    """
+    """Loads the images of a CSV file with rows file,label or file,label,split; an empty label means unlabelled, names
+    are relative to the file's folder. The rest as `from_folder`."""
     return load(f"csv:{os.fspath(path)}", data_dir, image_size)
 
 
@@ -359,15 +324,15 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     if shared and num_valid > 1:
         notes.append(f"{shared} of the {num_valid} validation images of {name} are labelled training images too, as "
                      "in the original program: validation accuracy is optimistic.")
-    return SSLData(str(name), source.images, np.asarray(source.labels), labeled, source.split_labels[labeled], order,
-                   num_valid, source.test_images, np.asarray(source.test_labels), source.class_names, source.mirror,
-                   notes, remarks)
+    return SSLData(source.images, np.asarray(source.labels), source.test_images, np.asarray(source.test_labels),
+                   source.class_names, source.mirror, notes, remarks, name=str(name), labeled=labeled,
+                   labeled_classes=source.split_labels[labeled], order=order, num_valid=num_valid)
 
 
 def _validation_of_user(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
     """Returns the indices of the validation images of a user's data, and what to say about them."""
-    if source.valid is not None:
-        return source.valid, f"{len(source.valid)} images of its own are for validation."
+    if source.chosen_valid is not None:
+        return source.chosen_valid, f"{len(source.chosen_valid)} images of its own are for validation."
     fewest = int(np.bincount(labels, minlength=len(source.class_names)).min())
     if fewest < VALID_MINIMUM:
         return np.zeros(0, np.int64), (f"No image is set aside for validation: that needs {VALID_MINIMUM} labelled "

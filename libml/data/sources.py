@@ -3,7 +3,6 @@ import hashlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,24 +19,19 @@ from libml.errors import UserError
 CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change their meaning
 
 
-@dataclass
-class Source:
-    """All images of a dataset, before any choice of labels.
+@dataclass(frozen=True)
+class Images:
+    """The images of a dataset.
 
     Attributes:
-        images: [N, H, W, 3] uint8, training images in canonical order, labelled ones and others.
-        labels: [N] int64 class, -1 where nobody knows it.
+        images: [N, H, W, 3] uint8 training images in canonical order, labelled ones and others; often memory-mapped.
+        labels: [N] int64, -1 where the class is not known.
         test_images: [M, H, W, 3] uint8.
         test_labels: [M] int64.
         class_names: one name per class.
-        mirror: whether a mirrored image keeps its class (house numbers and digits do not).
-        unlabeled_order: [N] int64, the class-balanced order of the unlabelled stream, by the rules of the published
-            splits; None for the user's own images.
-        frequencies: [classes] wanted class shares; from the labels when None.
-        folds: [folds, 1000] predefined labelled sets (STL-10), or None.
-        notes: one line each, warnings for the user to read.
-        remarks: one line each, what was done as it is meant to be.
-        valid: indices of the images that the user has chosen for validation, or None.
+        mirror: whether mirroring is part of the default weak augmentation (house numbers and digits change by it).
+        notes: warnings for the user to read, one line each.
+        remarks: what was done as it is meant to be, one line each.
     """
 
     images: np.ndarray
@@ -46,12 +40,18 @@ class Source:
     test_labels: np.ndarray
     class_names: list[str]
     mirror: bool = True
-    unlabeled_order: np.ndarray | None = None
-    frequencies: np.ndarray | None = None
-    folds: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    valid: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Source(Images):
+    """Images before any choice of labels."""
+
+    unlabeled_order: np.ndarray | None = None  # [N] int64, by the rules of the published splits; None for own images
+    frequencies: np.ndarray | None = None  # [classes], wanted class shares; from the labels when None
+    folds: np.ndarray | None = None  # [folds, 1000], predefined labelled sets (STL-10)
+    chosen_valid: np.ndarray | None = None  # indices of the images that the user has chosen for validation
 
     @property
     def split_labels(self) -> np.ndarray:
@@ -73,54 +73,38 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
 
 def pad_square(images: np.ndarray, size: int) -> np.ndarray:
     """Zero-pads [N, H, W, C] images symmetrically to size x size."""
-    before = [(size - extent) // 2 for extent in images.shape[1:3]]
-    after = [size - extent - b for extent, b in zip(images.shape[1:3], before, strict=True)]
-    return np.pad(images, ((0, 0), (before[0], after[0]), (before[1], after[1]), (0, 0)))
+    height, width = (((size - extent) // 2, (size - extent + 1) // 2) for extent in images.shape[1:3])
+    return np.pad(images, ((0, 0), height, width, (0, 0)))
 
 
 def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
-    """Resizes one Pillow image to size x size (or to height `size` and another width), upright, to RGB uint8; 16-bit
-    images keep their upper 8 bits."""
+    """Resizes one Pillow image to size x size (or another width), upright, to RGB uint8; of 16 bits the upper 8."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
     if image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
         image = Image.fromarray(np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8))
     return np.asarray(image.convert("RGB").resize((width or size, size), Image.Resampling.BICUBIC))
 
 
-def _digits_table() -> np.ndarray:
-    package = importlib.util.find_spec("sklearn")
-    for folder in package.submodule_search_locations or () if package else ():
-        file = Path(folder, "datasets", "data", "digits.csv.gz")
-        if file.exists():  # read without a second of imports
-            return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return np.column_stack([bunch.data, bunch.target])
-
-
 def digits() -> Source:
     """Returns scikit-learn's handwritten digits at 16x16x3; every fifth image is a test image."""
-    table = _digits_table()  # [1797, 65]: 8x8 levels of 0 to 16, and the class
+    package = importlib.util.find_spec("sklearn")
+    assert package and package.origin  # its file is read without a second of imports
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    # [1797, 65]: 8x8 levels of 0 to 16, and the class
     pixels = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     images = np.stack([resize(Image.fromarray(image), 16) for image in pixels])
     labels = table[:, -1].astype(np.int64)
     test = np.arange(len(labels)) % 5 == 0
-    images, labels, test_images, test_labels = images[~test], labels[~test], images[test], labels[test]
-    order = splits.unlabeled_order(labels, splits.class_frequencies(labels, 10))
-    return Source(images, labels, test_images, test_labels, [str(d) for d in range(10)], mirror=False,
+    order = splits.unlabeled_order(labels[~test], splits.class_frequencies(labels[~test], 10))
+    return Source(images[~test], labels[~test], images[test], labels[test], [str(d) for d in range(10)], mirror=False,
                   unlabeled_order=order)
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    parts = path.name.split(".")
-    return tuple(int(part) if part.isdigit() else -1 for part in parts)
 
 
 def tfds_version_dir(tfds_name: str, data_dir: Path) -> Path | None:
     """Returns the folder of the newest prepared version of a TFDS dataset."""
     versions = [path.parent for path in (data_dir / tfds_name).glob("*/dataset_info.json")]
-    return max(versions, key=_version, default=None)
+    return max(versions, default=None, key=lambda path: [int(part) if part.isdigit() else -1
+                                                         for part in path.name.split(".")])
 
 
 def cache_folder(name: str, version_dir: Path) -> Path:
@@ -163,7 +147,11 @@ def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: ca
         start = 0
         for split in part:
             stop = start + counts[split]
-            _decode_split(builder, split, dataset, images[start:stop], labels[start:stop])
+            try:
+                _decode_split(builder, split, dataset, images[start:stop], labels[start:stop])
+            except tf.errors.OpError as error:  # a missing or truncated file
+                raise UserError(f"The files of {builder.info.full_name} cannot be read "
+                                f"({error.message.splitlines()[0][:200]}). Prepare it again with cssl-data.") from error
             start = stop
         if not prefix:
             known = np.maximum(labels, 0)
@@ -192,12 +180,10 @@ def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, lab
         positions = np.array(sorted(range(len(labels)), key=hasher.hash_key))
     done = 0
     with tqdm(total=len(labels), desc=f"decoding {builder.info.name} {split}", unit="img", disable=None) as bar:
-        for batch in _readable(examples.as_numpy_iterator(), builder.info.full_name):
+        for batch in examples.as_numpy_iterator():
             count = len(batch["label"])
-            if positions is None:
-                where = np.array([int(text.rsplit(b"_", 1)[1]) for text in batch["id"]])
-            else:
-                where = positions[done:done + count]
+            where = (np.array([int(text.rsplit(b"_", 1)[1]) for text in batch["id"]]) if positions is None
+                     else positions[done:done + count])
             pixels = to_rgb(batch["image"])
             images[where] = pad_square(pixels, dataset.pad_to) if dataset.pad_to else pixels
             known = batch["label"].astype(np.int64)
@@ -207,14 +193,6 @@ def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, lab
     if done != len(labels):
         raise UserError(f"{builder.info.name} has {done} examples in split {split}, its description promises "
                         f"{len(labels)}. Prepare it again with cssl-data.")
-
-
-def _readable(batches: Iterator[dict], name: str) -> Iterator[dict]:
-    try:
-        yield from batches
-    except tf.errors.OpError as error:  # a missing or truncated file
-        raise UserError(f"The files of {name} cannot be read ({error.message.splitlines()[0][:200]}). Prepare it again "
-                        "with cssl-data.") from error
 
 
 def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
@@ -261,7 +239,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         notes.append(f"{len(listing.parts['valid'])} validation images of {path} are not used: the dataset's name says "
                      "how many training images to take instead.")
     return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks,
-                  valid=np.flatnonzero(valid) if parts["valid"] else None)
+                  chosen_valid=np.flatnonzero(valid) if parts["valid"] else None)
 
 
 def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
@@ -273,13 +251,6 @@ def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
         return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _decode_file(file: str | Path, size: int) -> np.ndarray | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        image = read_image(file, size, size)
-    return None if isinstance(image, str) else image
-
-
 def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,
                   writer: cache.Writer) -> None:
     """Stores training images (validation, labelled, unlabelled ones) and test images; unreadable ones are left out."""
@@ -287,11 +258,12 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
     unreadable = []
     for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
         images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), list[int]()
-        with ThreadPoolExecutor() as pool, tqdm(total=len(part), desc=f"decoding {title}", unit="img",
-                                                disable=None) as bar:
-            decoded = pool.map(lambda file: _decode_file(file.path, size), part)
+        with (warnings.catch_warnings(), ThreadPoolExecutor() as pool,
+              tqdm(total=len(part), desc=f"decoding {title}", unit="img", disable=None) as bar):
+            warnings.simplefilter("ignore")
+            decoded = pool.map(lambda file: read_image(file.path, size, size), part)
             for i, (file, pixels) in enumerate(zip(part, decoded, strict=True)):
-                if pixels is None:
+                if isinstance(pixels, str):
                     unreadable.append(file.path)
                 else:
                     images[len(labels)] = pixels

@@ -16,19 +16,11 @@ def _most_wanted(frequencies: np.ndarray, taken: np.ndarray) -> int:
 
 
 def labeled_indices(labels: np.ndarray, size: int, seed: int, frequencies: np.ndarray) -> np.ndarray:
-    """Draws `size` labelled images, classes in proportion to `frequencies`.
+    """Returns the indices of `size` labelled images as they are drawn, classes in proportion to `frequencies`; labels
+    of -1 are not drawn.
 
     Seed 0 takes each class in its stored order, any other seed shuffles the classes one after the other with
     NumPy's legacy generator, which is what makes the published splits reproducible.
-
-    Args:
-        labels: [N] int, the class of every training image in the order of the original files; -1: not to be drawn.
-        size: how many to draw, at most as many as can be drawn.
-        seed: the split's number.
-        frequencies: [classes] float64, the wanted class shares relative to the largest.
-
-    Returns:
-        [size] int64 indices in the order in which they were drawn.
     """
     queues = [np.flatnonzero(labels == c) for c in range(len(frequencies))]
     if seed:
@@ -53,9 +45,6 @@ def unlabeled_order(labels: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
 
     Images wait in one queue per class as they are read; whenever the class that is furthest behind has one waiting,
     it goes out. What is still waiting at the end follows class by class.
-
-    Returns:
-        [N] int64, a permutation of all indices.
     """
     queues: list[deque[int]] = [deque() for _ in frequencies]
     taken = np.zeros(len(frequencies), np.int64)

@@ -1,11 +1,13 @@
 """Batches: a pure function of (seed, step), exact epochs, disjoint shards; datasets from arrays."""
 import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from libml import data
+from libml.data import sets
 from libml.errors import UserError
 
 
@@ -94,8 +96,10 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny):
 
 
 def test_parts_limit_the_labelled_images(tiny):
-    parts = tiny.evaluated(max_labeled=4)
-    assert {name: len(labels) for name, (_, labels) in parts.items()} == {"train_labeled": 4, "valid": 2, "test": 5}
+    for limit, labeled in ((4, 4), (sets.EVALUATED, 10)):
+        with mock.patch.object(sets, "EVALUATED", limit):
+            sizes = {name: (len(images), len(labels)) for name, (images, labels) in tiny.evaluated().items()}
+        assert sizes == {"train_labeled": (labeled, labeled), "valid": (2, 2), "test": (5, 5)}
 
 
 def test_statistics_for_whitening_are_exact_and_need_little_memory():

@@ -201,7 +201,7 @@ TURNED[0x0112] = 6  # shown, the stored rows are columns from right to left
 ])
 def test_every_kind_of_picture(tmp_path, name, picture, options, expected):
     picture.save(tmp_path / name, **options)
-    found = sources._decode_file(tmp_path / name, 12)
+    found = sources.read_image(tmp_path / name, 12, 12)
     wanted = Image.fromarray(expected.astype(np.uint8)).resize((12, 12), Image.Resampling.BICUBIC)  # not square before
     assert found.shape == (12, 12, 3) and found.dtype == np.uint8
     np.testing.assert_array_equal(found, np.asarray(wanted))
@@ -212,7 +212,7 @@ def test_print_colours(tmp_path):
     ink = np.zeros((16, 32, 4), np.uint8)
     ink[:, 16:, 3] = 255
     Image.fromarray(ink, "CMYK").save(tmp_path / "print.jpg", quality=95)
-    found = sources._decode_file(tmp_path / "print.jpg", 16)
+    found = sources.read_image(tmp_path / "print.jpg", 16, 16)
     assert found[:, :6].min() > 240 and found[:, 10:].max() < 15
 
 

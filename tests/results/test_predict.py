@@ -237,7 +237,7 @@ def test_images_of_any_size_and_kind_are_resized_as_training_folders(shipped, tm
     colour.save(tmp_path / "turned.jpg", exif=exif)
     found = cssl.open(shipped.run).predict(tmp_path)
     assert [Path(file).name for file in found.files] == ["alpha.png", "grey.png", "turned.jpg"]
-    images = np.stack([sources._decode_file(Path(file), 16) for file in found.files])
+    images = np.stack([sources.read_image(file, 16, 16) for file in found.files])
     np.testing.assert_array_equal(found.logits, found.classifier(images)[0])
     wide = library.read_image(tmp_path / "alpha.png", 10, 20)
     np.testing.assert_array_equal(wide, np.asarray(colour.resize((20, 10), Image.Resampling.BICUBIC)))
