@@ -55,21 +55,21 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
 
 def plot_ops(image: np.ndarray, policy: RandAugment | AutoAugment | None = None) -> Figure:
     """A row per operation, a column per bin of its first parameter, at the middle of the bin."""
-    from libml.augment import AUTO_OPS, OPS, RAND_OPS, AutoAugment, apply, to_uint8
+    from libml.augment import AUTO_OPS, OPS, RAND_OPS, AutoAugment, to_uint8
     from libml.results import plots
 
     table = (AUTO_OPS if isinstance(policy, AutoAugment) else RAND_OPS) if policy else OPS
     rows = []
-    for name, op in table.items():
+    for op in table.values():
         bins = op.bins[0] if op.bins else 1
         params = np.full([bins, max(op.parameters, 1)], 0.5, np.float32)  # rescale: BOX; cutout: in the middle
         params[:, 0] = (np.arange(bins) + 0.5) / bins
         images = np.repeat(image[None], bins, 0)
         if policy:  # on RGBA, where transparent pixels end as grey
-            made = apply(name, np.insert(images, 3, 255, axis=3), params).numpy()
+            made = op.run(tf.constant(np.insert(images, 3, 255, axis=3)), params).numpy()
             rows.append(np.where(made[..., 3:] == 0, to_uint8(tf.zeros([])).numpy(), made[..., :3]))
         else:
-            rows.append(apply(name, images, params).numpy())
+            rows.append(op.run(tf.constant(images), params).numpy())
     what = "magnitudes 0 to 15" if policy else "the bins of their first parameter"
     return plots.plot_images(rows, list(table), range(max(map(len, rows))),
                              f"{type(policy).__name__ if policy else 'CTAugment'}'s operations over {what}")

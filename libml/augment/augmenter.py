@@ -1,8 +1,8 @@
 """The Augmenter: labelled, weak and strong views and probes of one `--augment` setting, and CTAugment's rates."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
@@ -38,8 +38,7 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
 
 
-def _weak_view(images: tf.Tensor, samples: Samples, shift: int, form: str = PARTITIONED) -> tf.Tensor:
-    """The same in all forms."""
+def _weak_view(images: tf.Tensor, samples: Samples, shift: int, form: str = "any") -> tf.Tensor:
     return kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift)
 
 
@@ -95,13 +94,12 @@ class Augmenter(tf.Module):
     what CTAugment's strong views are: a policy with cutout ("yes"), without it ("no"), cutout alone ("only").
     `policies` are the ones AutoAugment has for the dataset, as in `libml.data.names`. `own_strong` makes the strong
     views instead of the spec: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or floats
-    in [-1, 1]. `on_gpu` says what compiled policies suit (none: the device there is); the pixels are the same.
+    in [-1, 1].
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
                  depth: int = 2, threshold: float = 0.80, decay: float = 0.99, cutout: str = "yes", policies: str = "",
-                 jit_compile: bool = True, on_gpu: bool | None = None,
-                 own_strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> None:
+                 jit_compile: bool = True, own_strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None):
         super().__init__(name="augmenter")
         self.spec = parse_augment(spec) if isinstance(spec, str) else spec
         self.spec.check_policies(policies)
@@ -111,7 +109,7 @@ class Augmenter(tf.Module):
             raise ValueError(f"shift={shift}: reflect-padding needs 0 <= shift < {min(image_shape[:2])}")
         self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
         self.cutout, self.policies, self.jit_compile = cutout, policies, jit_compile
-        self.on_gpu = bool(tf.config.list_physical_devices("GPU")) if on_gpu is None else on_gpu
+        self.on_gpu = bool(tf.config.list_physical_devices("GPU"))  # which compiled form is faster
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
         self.mirror, self.shift, self.own_strong = mirror, shift, own_strong
         if own_strong is not None:
@@ -160,10 +158,8 @@ class Augmenter(tf.Module):
 
     def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]
-        return {
-            "flip": uniform[:, 0] < (0.5 if mirror else 0.0),
-            "offset": tf.cast(uniform[:, 1:3] * (2 * shift + 1), tf.int32),
-        }
+        return {"flip": uniform[:, 0] < (0.5 if mirror else 0.0),
+                "offset": tf.cast(uniform[:, 1:3] * (2 * shift + 1), tf.int32)}
 
     def _view(self, kind: str, images: tf.Tensor, seed: tf.Tensor, stream: int) -> tf.Tensor:
         images = tf.convert_to_tensor(images)
@@ -186,25 +182,20 @@ class Augmenter(tf.Module):
         A step that also learns gives the same reading of the `rates` to this and to `updated_rates`: see `Update.read`.
         """
         weak, strong = self.spec.under(part)
-        settings, learned = parse_policy(strong), strong == "d" and self.learns_rates
+        settings, draw = parse_policy(strong), None
         if isinstance(settings, AutoAugment):
-            numbers = autoaugment.NUMBERS
+            numbers, draw = autoaugment.NUMBERS, partial(autoaugment.sample, self.policies)
         elif isinstance(settings, RandAugment):
-            numbers = settings.depth * _RAND_NUMBERS
+            numbers, draw = settings.depth * _RAND_NUMBERS, partial(_sample_rand, settings)
+        elif strong == "d" and self.learns_rates:
+            rates = self.rates if rates is None else rates
+            numbers = self.depth * ctaugment.TRAINING
+            draw = partial(ctaugment.sample_training, rates, threshold=self.threshold, decay=self.decay)
         else:  # views without a policy draw as many: a number's place decides its value, and seeds are for ever
-            numbers = self.depth * ctaugment.TRAINING if learned or strong == "x" else 0
+            numbers = self.depth * ctaugment.TRAINING * (strong == "x")
         uniform = _uniform(seed, _STRONG, n, 5 + numbers)
         samples = self._sample_weak(weak, uniform) | {"centre": uniform[:, 3:5]}
-        uniform = uniform[:, 5:]
-        if isinstance(settings, AutoAugment):
-            samples |= autoaugment.sample(self.policies, uniform)
-        elif isinstance(settings, RandAugment):
-            samples |= _sample_rand(settings, tf.reshape(uniform, [n, settings.depth, _RAND_NUMBERS]))
-        elif learned:
-            rates = self.rates if rates is None else rates
-            uniform = tf.reshape(uniform, [n, self.depth, ctaugment.TRAINING])
-            samples |= ctaugment.sample_training(rates, uniform, self.threshold, self.decay)
-        return samples
+        return samples | draw(uniform[:, 5:]) if draw else samples
 
     def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong",
                ) -> tf.Tensor:
@@ -289,13 +280,12 @@ _RAND_NUMBERS = 4  # uniform numbers per operation: which, whether at all, magni
 
 
 def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
-    """RandAugment's policies; an operation that is not applied becomes Identity."""
+    """Policies from uniform numbers [N, depth * _RAND_NUMBERS]; an operation that is not applied becomes Identity."""
+    uniform = tf.reshape(uniform, [-1, settings.depth, _RAND_NUMBERS])
     ops = tf.cast(uniform[..., 0] * len(RAND_OPS), tf.int32)
     ops = tf.where(uniform[..., 1] < settings.probability, ops, list(RAND_OPS).index("Identity"))
-    if settings.magnitude is None:
-        magnitude = 1.5 + tf.cast(kernels.truncated(uniform[..., 2], settings.highest), tf.float32)
-    else:
-        magnitude = tf.fill(ops.shape, settings.magnitude + 0.5)
+    above = kernels.truncated(uniform[..., 2], settings.highest - settings.lowest + 1)
+    magnitude = settings.lowest + 0.5 + tf.cast(above, tf.float32)
     return {"ops": ops, "params": tf.stack([magnitude / LEVELS, uniform[..., 3]], -1)}
 
 

@@ -29,7 +29,8 @@ def bin_probabilities(rates: tf.Tensor, threshold: float, decay: float) -> tf.Te
 
 
 def sample_training(rates: tf.Tensor, uniform: tf.Tensor, threshold: float, decay: float) -> Policy:
-    """A training policy per image from uniform numbers [N, depth, TRAINING]: bins as the rates say, uniform within."""
+    """A training policy per image from uniform numbers [N, depth * TRAINING]: bins as the rates say, uniform within."""
+    uniform = tf.reshape(uniform, [uniform.shape[0], -1, TRAINING])
     policy = sample_probe(uniform)
     # Inverse transform: the first bin whose cumulated chance exceeds a uniform number.
     chance = tf.gather(tf.cumsum(bin_probabilities(rates, threshold, decay), axis=-1), policy["ops"])

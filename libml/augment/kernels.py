@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image
 
 RESAMPLING = ("LANCZOS", "BICUBIC", "BILINEAR", "BOX", "HAMMING", "NEAREST")  # the order of rescale's methods
 _RESAMPLE_BITS = 22  # Pillow's fixed-point precision for 8-bit resampling
@@ -201,61 +202,21 @@ def rotate(images: tf.Tensor, degrees: tf.Tensor, limit: int) -> tf.Tensor:
     return affine(images, *(tf.gather(tf.constant(column, tf.float64), degrees + limit) for column in columns))
 
 
-def _filter(method: str, x: float) -> float:
-    """Pillow's resampling filters."""
-    def sinc(v: float) -> float:
-        return 1.0 if v == 0.0 else math.sin(v * math.pi) / (v * math.pi)
-
-    if method == "LANCZOS":
-        return sinc(x) * sinc(x / 3) if -3.0 <= x < 3.0 else 0.0
-    if method == "BOX":
-        return 1.0 if -0.5 < x <= 0.5 else 0.0
-    x = abs(x)
-    if method == "BILINEAR":
-        return max(1.0 - x, 0.0)
-    if method == "HAMMING":  # its constants are C floats
-        return 0.0 if x >= 1 else sinc(x) * float(np.float32(0.54) + np.float32(0.46) * math.cos(x * math.pi))
-    if x < 1.0:  # BICUBIC with a = -1/2
-        return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
-    return (((x - 5) * x + 8) * x - 4) * -0.5 if x < 2.0 else 0.0
-
-
-_SUPPORT = {"LANCZOS": 3.0, "BICUBIC": 2.0, "BILINEAR": 1.0, "BOX": 0.5, "HAMMING": 1.0}
-
-
-def _weights(method: str, crop: int, size: int) -> np.ndarray:
-    """Pillow's fixed-point weights [size, crop] of enlarging `crop` pixels to `size`."""
-    weights = np.zeros((size, crop), np.int32)
-    scale = crop / size
-    position = scale * 0.5
-    for i in range(size):
-        if crop == size or method == "NEAREST":
-            weights[i, i if crop == size else int(position)] = 1 << _RESAMPLE_BITS
-            position += scale  # accumulated, as Pillow does, errors included
-            continue
-        centre, support = (i + 0.5) * scale, _SUPPORT[method]
-        low, high = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), crop)
-        w = [_filter(method, j - centre + 0.5) for j in range(low, high)]
-        total = sum(w)
-        weights[i, low:high] = [int(math.copysign(0.5, v) + v / total * (1 << _RESAMPLE_BITS)) for v in w]
-    return weights
-
-
 @functools.cache
 def _resampling_table(size: int) -> np.ndarray:
     """Fixed-point matrices [methods, starts, ends, size, size] of crop and resize back along one axis.
 
     Crops start at 0..size/4 and end at size - start; both are rounded half to even, so that at odd sizes a tie makes
-    the end differ by one.
+    the end differ by one. Each is what Pillow makes of unit vectors in whole numbers of 32 bits, which it rounds as it
+    rounds its weights for bytes.
     """
-    starts = round(MAX_MARGIN * size) + 1
     slack = size % 2
-    table = np.zeros((len(RESAMPLING), starts, 1 + 2 * slack, size, size), np.int32)
-    for m, method in enumerate(RESAMPLING):
-        for start in range(starts):
-            for end in range(1 + 2 * slack):
-                crop = min(size - start + end - slack, size) - start
-                table[m, start, end, :, start : start + crop] = _weights(method, crop, size)
+    table = np.zeros((len(RESAMPLING), round(MAX_MARGIN * size) + 1, 1 + 2 * slack, size, size), np.int32)
+    for method, start, end in np.ndindex(table.shape[:3]):
+        crop = min(size - start + end - slack, size) - start
+        units = Image.fromarray(np.eye(crop, dtype=np.int32) << _RESAMPLE_BITS)
+        resized = units.resize((size, crop), Image.Resampling[RESAMPLING[method]])
+        table[method, start, end, :, start : start + crop] = np.asarray(resized).T
     return table
 
 

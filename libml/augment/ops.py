@@ -104,8 +104,10 @@ OPS: dict[str, Op] = {
 # in transparent black; the enhancers keep transparency; the others drop it. RandAugment draws M from 1..9 unless told
 # otherwise, AutoAugment's policies say 0..9; above that the operations extrapolate.
 
-def _rand(pillow: Callable, graph: Callable, value: Sequence[float], signed: bool = False) -> Op:
-    """An op whose setting is value[M], with a sign if `signed`."""
+def _rand(pillow: Callable, graph: Callable, value: Sequence[float] = (), signed: bool = False) -> Op:
+    """An op whose setting is value[M], with a sign if `signed`; without values it has none."""
+    if not value:
+        return _op([LEVELS, 2], lambda x, u, v: pillow(x), lambda x, u, v: graph(x))
     whole = all(isinstance(v, int) for v in value)
 
     def setting(u: float, v: float) -> float:
@@ -139,14 +141,13 @@ def _hide_graph(x: tf.Tensor, u: tf.Tensor, centre_x: tf.Tensor, centre_y: tf.Te
 
 
 _M = range(LEVELS)
-_NONE = [0] * LEVELS  # operations that ignore the magnitude
 _FACTORS = [0.18 * m + 0.1 for m in _M]
 _SHEARS = [0.03 * m for m in _M]
 
 RAND_OPS: dict[str, Op] = {
-    "Identity": _rand(lambda x, _: x, lambda x, _: x, _NONE),
-    "AutoContrast": _rand(*_opaque(lambda x, _: ImageOps.autocontrast(x), lambda x, _: kernels.autocontrast(x)), _NONE),
-    "Equalize": _rand(*_opaque(lambda x, _: ImageOps.equalize(x), lambda x, _: kernels.equalize(x)), _NONE),
+    "Identity": _rand(lambda x: x, lambda x: x),
+    "AutoContrast": _rand(*_opaque(ImageOps.autocontrast, kernels.autocontrast)),
+    "Equalize": _rand(*_opaque(ImageOps.equalize, kernels.equalize)),
     "Rotate": _rand(lambda x, degrees: x.rotate(degrees),
                     lambda x, degrees: kernels.rotate(x, degrees, limit=3 * LEVELS),
                     [int(3 * m) for m in _M], signed=True),
@@ -164,28 +165,10 @@ RAND_OPS: dict[str, Op] = {
 }
 AUTO_OPS: dict[str, Op] = {
     **RAND_OPS,
-    "Invert": _rand(*_opaque(lambda x, _: ImageOps.invert(x), lambda x, _: 255 - x), _NONE),
+    "Invert": _rand(*_opaque(ImageOps.invert, lambda x: 255 - x)),
     # The side is 2M; the centre comes in place of the sign and as one more parameter: column, then row.
     "Cutout": _op([LEVELS], lambda x, u, cx, cy: _square(x, int(u * LEVELS), cx, cy), _hide_graph, parameters=3),
 }
-
-
-def _find(name: str) -> Op:
-    op = OPS.get(name) or AUTO_OPS.get(name)
-    if op is None:
-        raise ValueError(f"unknown operation {name!r}; expected one of {', '.join([*OPS, *AUTO_OPS])}")
-    return op
-
-
-def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
-    """Applies one operation in the graph: images uint8 [N, H, W, C], params float32 [N, parameters], result uint8."""
-    return _find(name).run(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
-
-
-def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
-    """The definition of `apply`: Pillow, one image after the other."""
-    alone = {"ops": np.zeros([len(images), 1], np.int32), "params": np.asarray(params, np.float32)[:, None]}
-    return pillow_policy({name: _find(name)}, images, alone)
 
 
 # Policies: every image of a batch goes through its own operations ---------------------------------------------------

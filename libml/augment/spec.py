@@ -1,11 +1,9 @@
 """The language of `--augment`: `labeled.weak.strong`, such as d.d.d or d.d.rac, or four parts, as d.aac.d.aac."""
-
 import re
 from dataclasses import dataclass
 
 from libml.errors import UserError
 
-MAGNITUDES = 9  # what ra and rac draw from, of a scale of 10
 LEVELS = 16  # magnitudes 0..15, all that the operations know
 _CUTOUT = 50  # percent of the side, where a name has a c
 
@@ -13,19 +11,18 @@ _GRAMMAR = ("labeled.weak.strong or labeled.labeled_strong.weak.strong, with lab
             "m (mirror), x (none), strong and labeled_strong in d (CTAugment), x (no policy) or a policy; labeled can "
             "be a policy too; policies are ra, rac, rac2 to rac9, r<ops>_<magnitude>_<cutout %>, aa, aac; for example "
             "d.d.d, d.d.r2_9_50 or d.aac.d.aac")
-_RAND = re.compile(r"r(\d{1,4})_(\d{1,4})_(\d{1,4})")
 _WEAK = ("d", "m", "x")
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """How RandAugment draws: `magnitude` None means uniform over 1..highest, `cutout` is in percent of the side."""
+    """How RandAugment draws: magnitudes uniform over lowest..highest; `cutout` is in percent of the side."""
 
     depth: int = 2
-    magnitude: int | None = None
+    lowest: int = 1
+    highest: int = 9  # of a scale of 10
     probability: float = 0.5
     cutout: int = 0
-    highest: int = MAGNITUDES
 
 
 @dataclass(frozen=True)
@@ -41,12 +38,11 @@ def parse_policy(part: str) -> RandAugment | AutoAugment | None:
         return AutoAugment(_CUTOUT if part == "aac" else 0)
     if part in ("ra", "rac"):
         return RandAugment(cutout=_CUTOUT if part == "rac" else 0)
-    if re.fullmatch(r"rac[1-9]", part):
-        highest = int(part[3]) - 1
-        if not highest:
-            raise ValueError(f"{part} draws magnitudes below 1, and there are none")
-        return RandAugment(cutout=_CUTOUT, highest=highest)
-    match = _RAND.fullmatch(part)
+    if part == "rac1":
+        raise ValueError("rac1 draws magnitudes below 1, and there are none")
+    if re.fullmatch(r"rac[2-9]", part):
+        return RandAugment(highest=int(part[3]) - 1, cutout=_CUTOUT)
+    match = re.fullmatch(r"r(\d{1,4})_(\d{1,4})_(\d{1,4})", part)
     if not match:
         return None
     depth, magnitude, cutout = map(int, match.groups())
@@ -56,7 +52,7 @@ def parse_policy(part: str) -> RandAugment | AutoAugment | None:
         raise ValueError(f"magnitude {magnitude} is not in 1..{LEVELS - 1}")
     if cutout > 100:
         raise ValueError(f"cutout of {cutout}% is not in 0..100")
-    return RandAugment(depth, magnitude, 1.0, cutout)
+    return RandAugment(depth, magnitude, magnitude, 1.0, cutout)
 
 
 @dataclass(frozen=True)

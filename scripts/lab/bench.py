@@ -126,7 +126,7 @@ def augment(threads: int = 1, images: int = 448, size: int = 32, rounds: int = 1
     About a minute on one core; --no_ops leaves out the operations alone.
     """
     from libml import data
-    from libml.augment import OPS, Augmenter, apply, pillow_apply
+    from libml.augment import OPS, Augmenter, pillow_policy
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -150,9 +150,11 @@ def augment(threads: int = 1, images: int = 448, size: int = 32, rounds: int = 1
     rng = np.random.default_rng(0)
     for name, op in OPS.items() if not no_ops else ():
         params = rng.random((images, max(op.parameters, 1)), dtype=np.float32)
-        graph = tf.function(lambda x, p, name=name: apply(name, x, p), jit_compile=True, autograph=False)
+        graph = tf.function(op.run, jit_compile=True, autograph=False)
+        alone = {"ops": np.zeros([images, 1], int), "params": params[:, None]}
         times = take_turns(
-            max(rounds // 3, 1), pillow=timed(lambda: pillow_apply(name, pictures, params), images),  # noqa: B023
+            max(rounds // 3, 1),
+            pillow=timed(lambda: pillow_policy({name: op}, pictures, alone), images),  # noqa: B023
             graph=timed(lambda: graph(tensor, params).numpy(), images))  # noqa: B023 - called at once
         operations[name] = {key: round(1e6 * value, 2) for key, value in times.items()}
     yield {"images": images, "shape": list(pictures.shape[1:]), "source": source, "threads": threads,

@@ -66,11 +66,11 @@ def test_parse(text, expected):
 
 
 def test_parse_policy():
-    assert parse_policy("ra") == RandAugment(2, None, 0.5, 0, 9)
-    assert parse_policy("rac") == RandAugment(2, None, 0.5, 50, 9)
-    assert parse_policy("rac6") == RandAugment(2, None, 0.5, 50, 5)  # below 6
-    assert parse_policy("r3_7_25") == RandAugment(3, 7, 1.0, 25)
-    assert parse_policy("r4_15_75") == RandAugment(4, 15, 1.0, 75)
+    assert parse_policy("ra") == RandAugment(2, 1, 9, 0.5, 0)
+    assert parse_policy("rac") == RandAugment(2, 1, 9, 0.5, 50)
+    assert parse_policy("rac6") == RandAugment(2, 1, 5, 0.5, 50)  # below 6
+    assert parse_policy("r3_7_25") == RandAugment(3, 7, 7, 1.0, 25)
+    assert parse_policy("r4_15_75") == RandAugment(4, 15, 15, 1.0, 75)
     assert parse_policy("aa") == AutoAugment(0) and parse_policy("aac") == AutoAugment(50)
     assert parse_policy("d") is None and parse_policy("x") is None
 
@@ -196,7 +196,8 @@ def test_every_pair_of_auto_augment_ops():
 def test_pipeline_on_real_images(spec, jit_compile, on_gpu):
     """In the forms for ordinary kernels, for XLA on a CPU and for XLA on a GPU, all of which run anywhere."""
     images = real_images()
-    augmenter = Augmenter(spec, jit_compile=jit_compile, on_gpu=on_gpu, policies="cifar10", **CIFAR)
+    augmenter = Augmenter(spec, jit_compile=jit_compile, policies="cifar10", **CIFAR)
+    augmenter.on_gpu = on_gpu
     if augmenter.learns_rates:
         augmenter.rates.assign(tf.random.stateless_uniform(augmenter.rates.shape, seed_of(0, 0), 0.5, 1.0))
     strong = tf.function(augmenter.strong, autograph=False)
@@ -518,7 +519,8 @@ PLUMBING = {"Const", "NoOp", "PartitionedCall", "Placeholder", "ReadVariableOp",
 
 def nodes_by_place(spec: str) -> tuple[list, list]:
     """All nodes of a step's augmentation: those that run as single kernels, those that XLA compiles."""
-    augmenter = Augmenter(spec, policies="svhn", on_gpu=True, **CIFAR)
+    augmenter = Augmenter(spec, policies="svhn", **CIFAR)
+    augmenter.on_gpu = True
 
     @tf.function(autograph=False)
     def step(images, seed, probabilities, labels):

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import invoke
+from test_augment_ops import pillow_apply
 
 from cssl.tools import sheets
-from libml.augment import RAND_OPS, Augmenter, pillow_apply
+from libml.augment import RAND_OPS, Augmenter
 from libml.errors import UserError
 from libml.results import plots
 
