@@ -45,8 +45,9 @@ class EnAET(AdamModel):
         """Adam for the network, SGD for the decoders; all their weights decay."""
         decoders = [v for decoder in self.network.decoders.values() for v in decoder.trainable_variables]
         return {"network": self.group(self.network.network.trainable_variables, decays=lambda v: True),
-                "decoders": self.group(decoders, decays=lambda v: True, rule=optim.Nesterov(), decoupled=False,
-                                       learning_rate=self.decoder_rate, wd=self.options.decoder_wd)}
+                "decoders": self.group(decoders, decays=lambda v: True)._replace(
+                    rule=optim.Nesterov(), decoupled=False, learning_rate=self.decoder_rate,
+                    wd=self.options.decoder_wd)}
 
     def decoder_rate(self, images_seen):
         """Half a cosine down to a tenth over each of 500, 500 and 300 epochs, of which the run has 1024."""

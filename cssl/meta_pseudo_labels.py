@@ -75,9 +75,9 @@ class MetaPseudoLabels(SSLModel):
         def decays(variable):
             return variable.name not in ("gamma", "beta")
 
-        return {"student": self.group(self.network.student.trainable_variables, decays=decays),
-                "teacher": self.group(self.network.teacher.trainable_variables, decays=decays,
-                                      learning_rate=self.teacher_rate)}
+        return {"student": self.group(self.network.student.trainable_variables, decays),
+                "teacher": self.group(self.network.teacher.trainable_variables, decays)._replace(
+                    learning_rate=self.teacher_rate)}
 
     def teacher_rate(self, images_seen, wait=0.0):
         """lr (k + 1) / warm-up for its updates k, then lr (1 + cos(pi t)) / 2; both begin after a wait."""

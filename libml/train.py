@@ -425,8 +425,7 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
     names = [] if names is None else names
 
     def step(state, batch):
-        views = model.make_views(batch, state.updates, state.others.get("rates"))
-        state, scalars = model.update.next_state(state, views)
+        state, scalars = model.update.next_state(state, model.make_views(batch, state))
         if len(scalars) > CAPACITY:
             raise ValueError(f"{type(model).__name__} logs {len(scalars)} scalars; at most {CAPACITY} fit.")
         names[:] = sorted(scalars)

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 
 from libml.lazy import tf
 
-_EPSILON = 1e-7  # keeps logarithms and quotients finite in the credal loss; part of its definition
-_ALIGNMENT_EPSILON = 1e-6
-_CLIP = 1e-5  # probabilities and tolerance of conformal credal learning
+# They keep logarithms and quotients finite, and are part of the definitions.
+_EPSILON, _ALIGNMENT_EPSILON, _CONFORMAL_EPSILON = 1e-7, 1e-6, 1e-5
 
 
 def _float(x) -> tf.Tensor:
@@ -102,10 +101,8 @@ def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf
     Lienen & Hüllermeier, "Credal Self-Supervised Learning", NeurIPS 2021.
     """
     p = tf.nn.softmax(_float(logits))
-    target = tf.clip_by_value(project(p, reference, alpha), _EPSILON, 1.0)
-    divergence = tf.reduce_sum(target * tf.math.log(target / tf.clip_by_value(p, _EPSILON, 1.0)), axis=-1)
-    p_reference = tf.gather(p, reference, axis=-1, batch_dims=1)
-    return tf.where(p_reference >= 1 - _float(alpha), 0.0, divergence)
+    inside = tf.gather(p, reference, axis=-1, batch_dims=1) >= 1 - _float(alpha)
+    return tf.where(inside, 0.0, clipped_kl(project(p, reference, alpha), p, _EPSILON))
 
 
 def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
@@ -133,9 +130,9 @@ def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
     return tf.gather(t, tf.argsort(order, axis=-1), batch_dims=1)
 
 
-def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor) -> tf.Tensor:
-    """KL(t || p) [N] of distributions, both clipped to [1e-5, 1] as conformal credal learning defines it."""
-    t, p = (tf.clip_by_value(_float(x), _CLIP, 1.0) for x in (target_probs, probs))
+def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor, low: float = _CONFORMAL_EPSILON) -> tf.Tensor:
+    """KL(t || p) [N] of distributions, both clipped to [low, 1]: by default as conformal credal learning defines it."""
+    t, p = (tf.clip_by_value(_float(x), low, 1.0) for x in (target_probs, probs))
     return tf.reduce_sum(t * tf.math.log(t / p), axis=-1)
 
 
@@ -144,7 +141,7 @@ def possibility_loss(logits: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
     p = tf.nn.softmax(_float(logits))
     p_fixed, pi = tf.stop_gradient(p), tf.stop_gradient(_float(possibility))
     least = _float(pi[:, tf.newaxis] <= pi[..., tf.newaxis])  # [k, j]: class j is at most as possible as k
-    inside = tf.reduce_all(tf.linalg.matvec(least, p_fixed) <= pi + _CLIP, axis=-1)
+    inside = tf.reduce_all(tf.linalg.matvec(least, p_fixed) <= pi + _CONFORMAL_EPSILON, axis=-1)
     return tf.where(inside, 0.0, clipped_kl(tf.stop_gradient(project_possibility(p_fixed, pi)), p))
 
 

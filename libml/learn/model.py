@@ -2,21 +2,21 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from libml import augment
 from libml.config import make_options, option
 from libml.lazy import keras, tf
 from libml.learn import losses, optim
 from libml.learn.keras_model import KerasModel, Optimizer, check_passes
-from libml.learn.options import ConsistencyOptions, FixMatchOptions
+from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, fold_in
 from libml.learn.update import Group, State, Update
 from libml.networks.custom import check_network
@@ -24,9 +24,8 @@ from libml.networks.custom import check_network
 if TYPE_CHECKING:
     from libml.augment import Augmenter
     from libml.data import SSLData
+    from libml.learn.update import Scalars
     from libml.results.predict import Predictions
-
-    Scalars = dict[str, tf.Tensor]
 
 ALIGNMENT_LENGTH = 128  # batches in the moving average of predictions
 # Streams of an update's random numbers: its views', and within that one each kind's. They stay: runs are continued.
@@ -44,9 +43,8 @@ class Equal:
 class SSLModel(KerasModel):
     """A classifier trained on a few labelled and many unlabelled images.
 
-    A method is a subclass: its hyperparameters in `Options`, and `unlabeled_loss` (most methods) or the wider
-    `compute_losses`; class attributes, `views_per_image`, `initial_state`, `weight_groups` and `presets` say what else
-    is special.
+    A method is a subclass: its hyperparameters in `Options`, its loss in `unlabeled_loss` (most methods) or the wider
+    `compute_losses`, and what else is special in class attributes and in the functions before those.
 
     Args:
         network: any built Keras classifier from float images in [-1, 1] to logits.
@@ -65,7 +63,6 @@ class SSLModel(KerasModel):
     uses_alignment = False  # whether the loss calls `aligned`
     uses_unlabeled = True
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
-    strong_labeled: Any = False  # whether labelled images train on strong views
     strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
     weak_again = False  # whether as many unlabelled images as labelled ones have another weak view, views["weak_again"]
     cosine_decay = True  # of the learning rate; else it is constant
@@ -78,24 +75,22 @@ class SSLModel(KerasModel):
     class Options(FixMatchOptions):
         """Hyperparameters, FixMatch's unless a method declares others."""
 
-    def __init__(self, network: keras.Model, num_classes: int, *, options: Any = None,
+    def __init__(self, network: keras.Model, num_classes: int, *, options: SharedOptions | None = None,
                  augmenter: Augmenter | None = None, total_images: float = 65536 << 10, seed: int = 0,
                  image_statistics: tuple[np.ndarray, np.ndarray] | None = None, loss_scaling: bool = False,
                  jit: bool = False, set_sizes: tuple[int, int] = (0, 0),
-                 calibration: tuple[np.ndarray, np.ndarray] | None = None, **hyperparameters: Any):
+                 calibration: tuple[np.ndarray, np.ndarray] | None = None, **hyperparameters: float | str):
         super().__init__(name=type(self).__name__.lower())
         check_network(network, num_classes)
         check_passes(self, network, self.pass_options)
         self.num_classes, self.augmenter = num_classes, augmenter
-        self.options: Any = make_options(type(self), options, hyperparameters)
+        self.options = make_options(type(self), options, hyperparameters)
         self.total_images, self.seed, self.image_statistics = total_images, seed, image_statistics
         self.network = network = self.with_heads(network)
         self.num_labeled, self.num_unlabeled = set_sizes
-        arguments = inspect.signature(network.call).parameters
-        self.network_takes_seed, self.network_takes_outputs = "seed" in arguments, "outputs" in arguments
         self.jit, self.loss_scaling, self.update = jit, loss_scaling, Update(self)
 
-        def state(name: str, value: Any, dtype: str = "float32") -> keras.Variable:
+        def state(name: str, value: ArrayLike, dtype: str = "float32") -> keras.Variable:
             value = np.asarray(value, dtype)
             return self.add_weight(name=name, shape=value.shape, initializer=lambda *_, **__: tf.constant(value),
                                    dtype=dtype, trainable=False, autocast=False, aggregation="only_first_replica")
@@ -148,11 +143,16 @@ class SSLModel(KerasModel):
         """The numbers of weak and strong views per unlabelled image; all first views come before all second ones."""
         return 1, self.options.K
 
+    @property
+    def strong_labeled(self) -> bool:
+        """Whether labelled images train on strong views."""
+        return False
+
     def initial_state(self) -> dict[str, np.ndarray | Equal]:
         """Returns the method's own state by name, of any dtype: `Step.state` has it, the loss returns its update.
 
-        Floats are averaged over replicas after the step. What is not a float, or `Equal`, is kept as it is: every
-        replica must compute the same, from what `Step.gather` and `Step.mean` return.
+        Floats are averaged over replicas after the step. All else, and `Equal`, every replica must compute alike, from
+        what `Step.gather` and `Step.mean` return.
         """
         return {}
 
@@ -160,15 +160,13 @@ class SSLModel(KerasModel):
         """Returns groups of weights by name, each weight in one of them; the log's learning rate is the first one's."""
         return {"all": self.group(self.network.trainable_variables)}
 
-    def group(self, variables: Sequence, *, decays: Callable[[Any], bool] = lambda v: v.name.endswith("kernel"),
-              **changes: Any) -> Group:
-        """Returns the group of some of the network's variables, trained as the class says but for `changes`."""
-        own = {id(v) for v in variables}
-        indices = [i for i, v in enumerate(self.network.trainable_variables) if id(v) in own]
-        decayed = [i for i in indices if decays(self.network.trainable_variables[i])]
-        return Group(**{**dict(indices=indices, decayed=decayed, rule=self.optimizer_rule,
-                               learning_rate=self.learning_rate, wd=self.options.wd,
-                               decoupled=self.decoupled_weight_decay), **changes})
+    def group(self, variables: Sequence[keras.Variable],
+              decays: Callable[[keras.Variable], bool] = lambda v: v.name.endswith("kernel")) -> Group:
+        """Returns the group of some of the network's variables, trained as the class says."""
+        own, trainable = {id(v) for v in variables}, self.network.trainable_variables
+        indices = [i for i, v in enumerate(trainable) if id(v) in own]
+        return Group(indices, [i for i in indices if decays(trainable[i])], self.optimizer_rule, self.learning_rate,
+                     self.options.wd, self.decoupled_weight_decay)
 
     def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
         """lr * cos(7 pi / 16 * images / horizon), or lr for methods without decay."""
@@ -198,10 +196,9 @@ class SSLModel(KerasModel):
         return LossOutput(xe + self.options.wu * xeu, scalars, found.state, (weak, found.mask), found.mean_prediction)
 
     def compute_gradients(self, views: dict, step: Step) -> tuple[list[tf.Tensor], LossOutput]:
-        """Returns the gradients of all weights on this replica, and the loss.
+        """Returns the gradients of all weights on this replica, without weight decay, and the loss.
 
-        They are averaged over replicas and weight decay is added to both afterwards. A method whose loss needs weights
-        that this very update makes has its own way to them.
+        A method whose loss needs weights that this very update makes has its own way to them.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
@@ -231,10 +228,9 @@ class SSLModel(KerasModel):
 
     def aligned(self, q: tf.Tensor, step: Step, prior: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns q weighted by class prior over moving average of predictions, normalised (the paper's Eq. 6), and
-        the mean of q, which the loss returns as `mean_prediction`.
+        the mean of q, which the loss returns as `mean_prediction`: it enters the average after this step.
 
-        The average is that of earlier batches; this batch's mean enters it after the step. Without `prior` the one of
-        `--p_unlabeled` counts.
+        Without `prior` the one of `--p_unlabeled` counts.
         """
         if not self.uses_alignment:
             raise ValueError(f"{type(self).__name__} calls aligned(): set uses_alignment = True in the class, so that "
@@ -248,14 +244,10 @@ class SSLModel(KerasModel):
         return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
 
     def credal_sets(self, images: tf.Tensor, q: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the sets that the method would now learn from images, as it does in training; {} if it has none.
+        """Returns the sets that the method would now learn from float images [N, H, W, channels], {} if it has none.
 
         `class` y, `alpha` and the `aligned` prediction describe sets {p : p(y) >= 1 - alpha}; `possibility` [N, C] sets
-        of the members of `losses.project_possibility`.
-
-        Args:
-            images: [N, H, W, channels] float views.
-            q: their predictions [N, C] by the averaged model.
+        of the members of `losses.project_possibility`. `q` are the averaged model's predictions [N, C].
         """
         return {}
 
@@ -267,15 +259,10 @@ class SSLModel(KerasModel):
         return fold_in(tf.stack([tf.constant(self.seed, tf.int64), updates]),
                        0 if context is None else context.replica_id_in_sync_group)
 
-    def make_views(self, batch: dict, updates: tf.Tensor | None = None, rates: tf.Tensor | None = None) -> dict:
-        """Makes float views of a batch of uint8 images: labeled, weak, strong, and the probe of CTAugment.
-
-        labeled_strong and weak_again too, where the class says so. The variables tell the number of updates and
-        CTAugment's rates where they are not given.
-        """
-        augmenter = self.augmenter
-        updates = tf.convert_to_tensor(self.updates) if updates is None else updates
-        seed = fold_in(self.step_seed(updates), VIEW_SEEDS)
+    def make_views(self, batch: dict, state: State | None = None) -> dict:
+        """Makes float views of a batch of uint8 images, by the method's needs, and CTAugment's probe."""
+        augmenter, state = self.augmenter, state or self.update.read()
+        seed, rates = fold_in(self.step_seed(state.updates), VIEW_SEEDS), state.others.get("rates")
         labeled = augmenter.labeled(batch["labeled"], fold_in(seed, LABELED))
         views = {"labeled": augment.to_float(labeled), "label": batch["label"]}
         if augmenter.spec.labeled_policy:
@@ -286,9 +273,9 @@ class SSLModel(KerasModel):
                                                      "labeled_strong")
         num_weak, num_strong = self.views_per_image if self.uses_unlabeled else (0, 0)
         if num_weak:
-            seeds = [fold_in(seed, WEAK)]
-            seeds += [fold_in(seeds[0], k) for k in range(1, num_weak + self.weak_again)]
-            weak = [augmenter.weak(batch["unlabeled"], weak_seed) for weak_seed in seeds[:num_weak]]
+            first = fold_in(seed, WEAK)
+            seeds = [first, *(fold_in(first, k) for k in range(1, num_weak + self.weak_again))]
+            weak = [augmenter.weak(batch["unlabeled"], own) for own in seeds[:num_weak]]
             views["weak"] = augment.to_float(tf.concat(weak, 0))
             if self.weak_again:
                 again = batch["unlabeled"][:batch["labeled"].shape[0]]
@@ -309,25 +296,24 @@ class SSLModel(KerasModel):
             views["probe"] = {"images": augment.to_float(probed[0]), "policy": probed[1]}
         return views | {key: batch[key] for key in ("labeled_index", "unlabeled_index") if key in batch}
 
-    # Updates, and the loss that shows whether they can be compiled.
+    # Updates.
 
     def train_on_bytes(self, batch: dict) -> Scalars:
         """Runs one update on a batch of uint8 images; returns scalars to log, equal on all replicas."""
         state = self.update.read()
-        return self.train_on_views(self.make_views(batch, state.updates, state.others.get("rates")), state)
+        return self.train_on_views(self.make_views(batch, state), state)
 
     def train_on_views(self, views: dict, state: State | None = None) -> Scalars:
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
         update = self.update
-        new, scalars = update.next_state(update.pack(update.read() if state is None else state), views)
+        new, scalars = update.next_state(update.pack(state or update.read()), views)
         update.write(update.unpack(new))
         return scalars
 
     def trial_loss(self, batch: dict) -> tf.Tensor:
         """Returns the loss of a batch on this replica and changes nothing: shows whether the step can be compiled."""
         state = self.update.read()
-        views = self.make_views(batch, state.updates, state.others.get("rates"))
-        return self.update.gradients(views, state)["scalars"]["losses/total"]
+        return self.update.gradients(self.make_views(batch, state), state)["scalars"]["losses/total"]
 
     # Inference.
 
@@ -341,12 +327,12 @@ class SSLModel(KerasModel):
     def infer(self, images: tf.Tensor, ema: bool = True) -> tf.Tensor:
         """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics."""
         items = self.checkpoint_items()
-        weights, statistics = tf.nest.map_structure(tf.convert_to_tensor, (items["ema" if ema else "weights"],
-                                                                           items["statistics"]))
+        weights, statistics = ([tf.convert_to_tensor(v) for v in items[name]]
+                               for name in ("ema" if ema else "weights", "statistics"))
         return self.infer_with(weights, statistics, images)
 
     def infer_with(self, weights: list[tf.Tensor], statistics: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
-        """Returns logits of float images from weights and statistics."""
+        """The same from given weights and statistics."""
         logits, _ = self.network.stateless_call(weights, statistics, self.normalize(images), training=False)
         return tf.cast(logits, tf.float32)
 
@@ -372,7 +358,7 @@ class SSLModel(KerasModel):
 
     # State.
 
-    def checkpoint_items(self) -> dict[str, Any]:
+    def checkpoint_items(self) -> dict[str, tf.Variable | list[tf.Variable]]:
         """Returns everything that the rest of a training run depends on, as trackable objects."""
         def plain(variables):
             return [v.value for v in variables]  # Keras wraps the variable that tf.distribute and checkpoints know
@@ -403,7 +389,11 @@ class AdamModel(SSLModel):
     cosine_decay = False
     decoupled_weight_decay = True
     optimizer_rule = optim.Adam()
-    views_per_image: Any = (1, 0)
+
+    @property
+    def views_per_image(self) -> tuple[int, int]:
+        """One weak view."""
+        return 1, 0
 
     class Options(ConsistencyOptions):
         """Hyperparameters of Adam."""

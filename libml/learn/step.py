@@ -1,8 +1,9 @@
 """What a loss may use within one update, and what it returns."""
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from libml.lazy import tf
 from libml.learn.keras_model import check_passes
@@ -10,6 +11,8 @@ from libml.learn.keras_model import check_passes
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
     from libml.learn.update import State
+
+Tree = TypeVar("Tree")  # a tensor, or a list of them
 
 
 def fold_in(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
@@ -49,17 +52,11 @@ class Step:
 
     A loss writes nothing here. Only the moving statistics of batch normalisation go on from one forward pass to the
     next, as `new_statistics`.
-
-    Attributes:
-        updates: before this one.
-        images_seen: labelled images before this update.
-        state: the method's own state by name (see `SSLModel.initial_state`).
-        predictions: the last batches' mean predictions, for methods with alignment.
     """
 
     def __init__(self, model: SSLModel, seed: tf.Tensor, state: State):
         self.model, self._before = model, state
-        self.updates, self.images_seen = state.updates, state.updates * model.options.batch
+        self.updates, self.images_seen = state.updates, state.updates * model.options.batch  # before this update
         self.weights, self.ema_weights, self.statistics = state.weights, state.ema, state.statistics
         self.new_statistics = self.statistics
         self.state, self.predictions = dict(state.method), state.others.get("predictions")
@@ -73,7 +70,7 @@ class Step:
 
     def forward(self, images: tf.Tensor, *, outputs: tuple[str, ...] | None = None, training: bool = True,
                 update_statistics: bool = True, ema: bool = False, weights: Sequence[tf.Tensor] | None = None,
-                **options: Any) -> Any:
+                **options: tf.Tensor | float) -> tf.Tensor | tuple[tf.Tensor, ...]:
         """Runs the network once.
 
         Args:
@@ -85,18 +82,18 @@ class Step:
             weights: to be used instead of the current ones.
             **options: further arguments of the network's call, such as `mc_dropout`.
         """
-        model = self.model
-        weights = self.ema_weights if ema else weights or self.weights
-        check_passes(model, model.network, options)
-        if model.network_takes_seed:
+        network, weights = self.model.network, self.ema_weights if ema else weights or self.weights
+        check_passes(self.model, network, options)
+        taken = inspect.signature(network.call).parameters
+        if "seed" in taken:
             options["seed"] = self.new_seed()
         if outputs is not None:
-            if not model.network_takes_outputs:
-                raise ValueError(f"outputs={outputs}: {type(model.network).__name__} gives class logits only; use a "
-                                 "network of libml.networks, or one whose call takes `outputs`.")
+            if "outputs" not in taken:
+                raise ValueError(f"outputs={outputs}: {type(network).__name__} gives class logits only; use a network "
+                                 "of libml.networks, or one whose call takes `outputs`.")
             options["outputs"] = tuple(outputs)
-        found, statistics = model.network.stateless_call(
-            weights, self.new_statistics if training else self.statistics, model.normalize(images),
+        found, statistics = network.stateless_call(
+            weights, self.new_statistics if training else self.statistics, self.model.normalize(images),
             training=training, **options)
         if training and update_statistics and not ema:
             self.new_statistics = statistics
@@ -114,7 +111,7 @@ class Step:
         return found if self.loss_scale is None else [gradient / self.loss_scale for gradient in found]
 
     def updated_weights(self, group: str, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns all weights as they will be once a group has taken its step along its gradients and decayed."""
+        """Returns all weights as they are once a group has taken its step along its gradients and decayed."""
         return self.model.update.weights_after(group, self._before, gradients)
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -125,7 +122,7 @@ class Step:
         whole = [context.num_replicas_in_sync * tensor.shape[0], *tensor.shape[1:]]
         return tf.ensure_shape(context.all_gather(tensor, axis=0), whole)
 
-    def mean(self, tensor: Any) -> Any:
+    def mean(self, tensor: Tree) -> Tree:
         """Averages a float tensor, or a list of them, over all replicas at once, for what this very step uses."""
         context = self._communication()
         return tensor if context is None else context.all_reduce(tf.distribute.ReduceOp.MEAN, tensor)

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
+
+from typing_extensions import NotRequired
 
 from libml.lazy import keras, tf
-from libml.learn import losses, monitors, optim
+from libml.learn import banks, losses, monitors, optim
 from libml.learn.step import Step, fold_in, replicas
 
 if TYPE_CHECKING:
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     Tensors = list[tf.Tensor]
     Scalars = dict[str, tf.Tensor]
 
+Kind = TypeVar("Kind", bound=Hashable)
 LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
 
 
-class _Values(NamedTuple):
+class State(NamedTuple):
+    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`, or a packed one:
+    a few vectors in place of many weights, averages, statistics and slots."""
+
     updates: tf.Tensor
     weights: Tensors
     ema: Tensors
@@ -30,21 +35,18 @@ class _Values(NamedTuple):
     others: Scalars  # predictions, loss_scale, good_steps and rates, where the model has them
 
 
-class State(_Values):
-    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`."""
+class Found(TypedDict):
+    """What the views of one replica, or of all on average, say."""
 
-
-class PackedState(_Values):
-    """The same with a few vectors in place of many weights, averages, statistics and slots."""
+    gradients: Tensors
+    scalars: Scalars
+    statistics: Tensors
+    state: Scalars  # the method's, by name
+    mean_prediction: NotRequired[tf.Tensor]
 
 
 class Packing:
-    """Which of some tensors make up which vector, and in which order.
-
-    Args:
-        shapes: of the tensors.
-        vectors: positions of the tensors of each vector; tensors of a vector have one dtype.
-    """
+    """Which tensors, by position, make up which vector, in which order; those of a vector have one dtype."""
 
     def __init__(self, shapes: Sequence[Sequence[int]], vectors: Iterable[Sequence[int]]):
         self.shapes = [tuple(shape) for shape in shapes]
@@ -67,19 +69,18 @@ class Packing:
         return [found[i] for i in range(len(self.shapes))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """Weights that are trained alike."""
 
     indices: Sequence[int]  # positions among the network's weights
+    decayed: Sequence[int]  # those of the weights that decay
     rule: optim.Nesterov | optim.Adam  # makes new weights of gradients
     learning_rate: Callable[[tf.Tensor], tf.Tensor]  # from labelled images seen to the rate
-    decayed: Sequence[int]  # positions of the weights that decay
     wd: float  # factor of 0.5 ||W||^2 in the loss
     decoupled: bool  # instead, each update takes wd * rate of the weights away
 
 
-def average_over_replicas(tree: Any) -> Any:
+def average_over_replicas(tree: Found) -> Found:
     """Returns a structure with its float tensors averaged over all replicas."""
     context = replicas()
     if context is None:
@@ -103,9 +104,9 @@ def _warn_of_onednn(network: keras.Model) -> None:
                       "of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported.", stacklevel=3)
 
 
-def _by_kind(kinds: Mapping[int, Any]) -> dict[Any, list[int]]:
+def _by_kind(kinds: Mapping[int, Kind]) -> dict[Kind, list[int]]:
     """Returns the positions of tensors of each kind."""
-    found: dict[Any, list[int]] = {}
+    found: dict[Kind, list[int]] = {}
     for position, kind in kinds.items():
         found.setdefault(kind, []).append(position)
     return found
@@ -157,10 +158,6 @@ class Update:
         """Assigns new values, equal on all replicas, with one synchronisation for all variables together."""
         tf.nest.assert_same_structure(self._variables(), new)
         variables, values = tf.nest.flatten(self._variables()), tf.nest.flatten(new)
-        if not tf.distribute.has_strategy():
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-            return
 
         def assign(strategy, *values):
             for variable, value in zip(variables, values, strict=True):
@@ -168,22 +165,21 @@ class Update:
 
         tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
-    def pack(self, state: State) -> PackedState:
+    def pack(self, state: State) -> State:
         """Returns a state with few vectors."""
-        return PackedState(state.updates, self.weights.pack(state.weights), self.weights.pack(state.ema),
-                           self.statistics.pack(state.statistics), self.slots.pack(state.slots), state.method,
-                           state.others)
+        return state._replace(weights=self.weights.pack(state.weights), ema=self.weights.pack(state.ema),
+                              statistics=self.statistics.pack(state.statistics), slots=self.slots.pack(state.slots))
 
-    def unpack(self, state: PackedState) -> State:
+    def unpack(self, state: State) -> State:
         """Returns the state that was packed."""
-        return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
-                     self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
-                     state.others)
+        return state._replace(weights=self.weights.unpack(state.weights), ema=self.weights.unpack(state.ema),
+                              statistics=self.statistics.unpack(state.statistics),
+                              slots=self.slots.unpack(state.slots))
 
     # From one state to the next.
 
-    def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
-        """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
+    def next_state(self, state: State, views: dict) -> tuple[State, Scalars]:
+        """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable.
 
         A loop that carries the state spares each update the reading and writing.
         """
@@ -193,21 +189,11 @@ class Update:
         found["gradients"] = self.weights.pack(found["gradients"])
         found["statistics"] = self.statistics.pack(found["statistics"])
         found = average_over_replicas(found)
-        scalars, weights, slots = dict(found["scalars"]), dict(enumerate(state.weights)), dict(enumerate(state.slots))
-        scalars["losses/wd"] = tf.zeros([])
-        for number, (name, group) in enumerate(self.groups.items()):
-            decay = losses.weight_decay(state.weights[k] for k in self.vectors[name] if k in self._decayed)
-            scalars["losses/wd"] += decay
-            scalars["losses/total"] += 0.0 if group.decoupled else group.wd * decay
-            scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = self._take_step(
-                name, state, found["gradients"], weights, slots)
-        decay = model.ema_decay(state.updates)
-        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights.values(), strict=True)]
-        others = dict(state.others)
+        scalars = dict(found["scalars"])
+        new = self._trained(state, found["gradients"], scalars)
+        new = new._replace(statistics=found["statistics"], method=found["state"] | equal)
         if model.uses_alignment:
-            others["predictions"] = tf.concat([others["predictions"][1:], found["mean_prediction"][None]], 0)
-        new = PackedState(state.updates, list(weights.values()), averages, found["statistics"], list(slots.values()),
-                          found["state"] | equal, others)
+            new.others["predictions"] = banks.push(state.others["predictions"], found["mean_prediction"][None])
         if model.loss_scaling:
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in found["gradients"]])
             new = tf.nest.map_structure(lambda n, o: n if n is o else tf.where(finite, n, o), new, state)
@@ -218,10 +204,26 @@ class Update:
         if "probe" in views:
             probe = views["probe"]
             p = tf.nn.softmax(model.infer_with(unpacked.ema, unpacked.statistics, probe["images"]))
-            new.others["rates"] = model.augmenter.updated_rates(probe["policy"], p, views["label"], others["rates"])
+            new.others["rates"] = model.augmenter.updated_rates(probe["policy"], p, views["label"],
+                                                                state.others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
-    def _take_step(self, name: str, state: PackedState, gradients: Mapping[int, tf.Tensor] | Tensors,
+    def _trained(self, state: State, gradients: Tensors, scalars: Scalars) -> State:
+        """Returns the packed state with new weights, slots and averages; completes the scalars."""
+        weights, slots = dict(enumerate(state.weights)), dict(enumerate(state.slots))
+        scalars["losses/wd"] = tf.zeros([])
+        for number, (name, group) in enumerate(self.groups.items()):
+            decay = losses.weight_decay(state.weights[k] for k in self.vectors[name] if k in self._decayed)
+            scalars["losses/wd"] += decay
+            scalars["losses/total"] += 0.0 if group.decoupled else group.wd * decay
+            lr = self._take_step(name, state, gradients, weights, slots)
+            scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = lr
+        decay = self.model.ema_decay(state.updates)
+        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights.values(), strict=True)]
+        return state._replace(weights=[*weights.values()], ema=averages, slots=[*slots.values()],
+                              others=dict(state.others))
+
+    def _take_step(self, name: str, state: State, gradients: Mapping[int, tf.Tensor] | Tensors,
                    weights: dict[int, tf.Tensor], slots: dict[int, tf.Tensor]) -> tf.Tensor:
         """Puts a group's new vectors among those of all weights and slots, by number; returns its learning rate."""
         group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
@@ -238,13 +240,13 @@ class Update:
         return lr
 
     def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
-        """Returns all weights as they are once a group has taken its step along its gradients and decayed."""
+        """See `Step.updated_weights`."""
         packed, by_position = self.pack(state), dict(zip(self.groups[name].indices, gradients, strict=True))
         weights = dict(enumerate(packed.weights))
         self._take_step(name, packed, {k: self.weights.vector(by_position, k) for k in self.vectors[name]}, weights, {})
         return self.weights.unpack(weights.values())
 
-    def gradients(self, views: dict, state: State) -> dict[str, Any]:
+    def gradients(self, views: dict, state: State) -> Found:
         """What `backward` returns for a batch of views; labels of unlabelled images do not reach the loss."""
         _warn_of_onednn(self.model.network)
         views = dict(views)
@@ -254,12 +256,8 @@ class Update:
         compute = self.compiled if self.model.jit else self.backward
         return compute(views, fold_in(self.model.step_seed(state.updates), LOSS_SEEDS), used, held_back)
 
-    def backward(self, views: dict, seed: tf.Tensor, state: State, held_back: tf.Tensor | None = None,
-                 ) -> dict[str, Any]:
-        """Forward and backward pass of one replica; `held_back` labels of unlabelled images are for monitors only.
-
-        Returns the gradients of all weights, scalars, statistics, the method's state and the mean prediction.
-        """
+    def backward(self, views: dict, seed: tf.Tensor, state: State, held_back: tf.Tensor | None = None) -> Found:
+        """Forward and backward pass of one replica; `held_back` labels of unlabelled images are for monitors only."""
         model, step = self.model, Step(self.model, seed, state)
         gradients, output = model.compute_gradients(views, step)
         name, scalars = type(model).__name__, {**output.scalars, "losses/total": output.loss}
@@ -271,8 +269,8 @@ class Update:
             scalars["monitors/mask"] = tf.reduce_mean(mask)
         if scores is not None and held_back is not None:
             scalars |= monitors.pseudo_label_quality(scores, held_back, mask)
-        found = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
-                 "state": dict(output.state)}
+        found: Found = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
+                        "state": dict(output.state)}
         if model.uses_alignment:
             if output.mean_prediction is None:
                 raise ValueError(f"{name} sets uses_alignment, but its loss returns no mean_prediction: return the one "
