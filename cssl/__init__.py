@@ -85,9 +85,9 @@ def open(path: str | Path, *, data: Any = None, data_dir: str = "", method_class
 
 def open_export(folder: str | Path) -> Any:
     """Opens the folder that `Run.export` wrote, to predict with it."""
-    from libml.results.predict import Export
+    from libml.results.predict import Classifier
 
-    return Export(folder)
+    return Classifier.of_export(folder)
 
 
 def load_model(path: str | Path, **arguments: Any) -> Any:

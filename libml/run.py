@@ -275,9 +275,9 @@ class Run:
             images: files, or folders of them; one or several.
             credal: whether to make the method's credal sets too; UserError if it has none.
         """
-        from libml.results import predict
+        from libml.results.predict import Classifier
 
-        return predict.predict(predict.Classifier.of_run(self), predict.find_files(images), credal=credal)
+        return Classifier.of_model(self.model, self.facts.class_names, lambda: self.data).predict(images, credal=credal)
 
     def export(self, folder: str | Path, *, temperature: float | None = None, onnx: bool = False, force: bool = False,
                ) -> dict:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from cssl.program import exit_on_user_error
+from libml.errors import UserError
 
 TOOLS = ("data", "doctor", "export", "extract", "inspect", "plot", "predict", "report", "reproduce", "sheets", "table")
 
@@ -20,3 +21,11 @@ def parser(description: str | None, runs: bool = False) -> argparse.ArgumentPars
     if runs:
         made.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
     return made
+
+
+def number(flag: str, text: str | None, expected: str) -> float | None:
+    """Returns the number that a flag gives; None without it."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise UserError(f"--{flag}={text}: expected {expected}.") from None

@@ -13,19 +13,16 @@ from pathlib import Path
 
 import cssl
 from cssl import cli, tools
-from libml.errors import UserError
-from libml.results.metrics import METRICS
-
-PARTS = {"valid": "validation", "test": "test"}
+from libml.results.metrics import METRICS, WHERE
 
 
-def table(described: dict) -> str:
+def table(scores: dict) -> str:
     """Formats the scores before and after temperature scaling."""
     lines = [f"{'':<22}" + "".join(f"{metric.title:>14}" for metric in METRICS.values())]
-    for part, scores in described["scores"].items():
-        for when, values in scores.items():
-            lines.append(f"{PARTS[part] + ', ' + when:<22}" + "".join(
-                f"{values[name]:>14.{max(metric.digits, 2)}f}" for name, metric in METRICS.items()))
+    for part, by_time in scores.items():
+        for when, values in by_time.items():
+            lines.append(f"{WHERE.get(part, part)}, {when}".ljust(22) + "".join(
+                f"{values[name]:>14.{metric.digits}f}" for name, metric in METRICS.items()))
     return "\n".join(lines)
 
 
@@ -39,17 +36,14 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="replace an older export")
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: that of the run")
     args = parser.parse_args()
-    try:
-        temperature = None if args.temperature is None else float(args.temperature)
-    except ValueError:
-        raise UserError(f"--temperature={args.temperature}: expected a number, such as 1.") from None
+    temperature = tools.number("temperature", args.temperature, "a number, such as 1")
     cli.start_tensorflow()
     described = cssl.open(args.run, data_dir=args.data_dir).export(args.output, temperature=temperature, onnx=args.onnx,
                                                                    force=args.force)
     print(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
           f"{len(described['class_names'])} classes; {described['calibration']}")
     if described["scores"]:
-        print(table(described))
+        print(table(described["scores"]))
     for name, difference in described["largest_difference_of_a_probability"].items():
         print(f"{name:<14} probabilities within {difference:.1g} of the run's")
     print(args.output)

@@ -32,10 +32,8 @@ def plot(kind: str, runs: list[Run], tags: list[str], against: str = "CSSL") -> 
     """Returns the figure of the given kind."""
     if not runs:
         raise UserError("None of the runs has a report yet: nothing to draw.")
-    if kind == "curves":
-        return plots.curves(runs, tags)
-    if kind == "pseudo":
-        return plots.curves(runs, plots.PSEUDO_LABEL_TAGS)
+    if kind in ("curves", "pseudo"):
+        return plots.curves(runs, tags if kind == "curves" else plots.PSEUDO_LABEL_TAGS)
     if kind == "credal":
         return plots.credal_validity(runs)
     if kind == "forest":

@@ -36,12 +36,10 @@ def to_csv(records: list[dict]) -> str:
     """Formats records as CSV: a distribution as a column per class, a set as its members with bars between."""
     rows = []
     for record in records:
-        row = dict(record)
-        if "set" in row:
-            row["set"] = "|".join(map(quoted, row["set"]))
-        for name, p in row.pop("probabilities", {}).items():
-            row[f"p_{name}"] = p
-        rows.append(row)
+        row = {f"p_{name}": p for name, p in record.pop("probabilities", {}).items()}
+        if "set" in record:
+            record["set"] = "|".join(map(quoted, record["set"]))
+        rows.append(record | row)
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -51,27 +49,19 @@ def to_csv(records: list[dict]) -> str:
 
 def draw_sheet(predictions: Predictions, file: Path) -> None:
     """Writes a contact sheet of the most uncertain images, each with class, probability and name."""
+    from libml.data.sources import read_image
     from libml.results import plots
-    from libml.results.predict import read_image
 
     height, width, _ = predictions.classifier.image_shape
-    first = predictions.by_uncertainty()
     images, captions = [], []
-    for name, record in zip(first.files[:SHEET_IMAGES], first.records()[:SHEET_IMAGES], strict=True):
-        image = read_image(Path(name), height, width)
+    for record in predictions.by_uncertainty().records()[:SHEET_IMAGES]:
+        image = read_image(Path(record["file"]), height, width)
         if not isinstance(image, str):  # gone in the meantime
             images.append(image)
-            short = Path(name).name[-18:].encode("utf-8", "replace").decode()  # fonts know no stray bytes
+            short = Path(record["file"]).name[-18:].encode("utf-8", "replace").decode()  # fonts know no stray bytes
             captions.append(f"{record['class'][:18]} {record['probability']:.2f}\n{short}")
     for path in plots.save(plots.plot_captioned(images, captions), file, ("png",)):
         print(f"contact sheet: {path}", file=sys.stderr)
-
-
-def _coverage(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"--coverage={text}: expected a number between 0 and 1, such as 0.9.") from None
 
 
 def main() -> None:
@@ -90,16 +80,15 @@ def main() -> None:
                         help=f"contact sheet of the {SHEET_IMAGES} most uncertain images")
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: the run's")
     args = parser.parse_args()
-    coverage = None if args.coverage is None else _coverage(args.coverage)
+    coverage = tools.number("coverage", args.coverage, "a number between 0 and 1, such as 0.9")
     for file in filter(None, (args.csv, args.sheet)):
         check_writable(file)
     cli.start_tensorflow()
     from libml.results.predict import EXPORT_FILE
 
-    if (Path(args.run) / EXPORT_FILE).exists():
-        found = cssl.open_export(args.run).predict(args.files, credal=args.credal)
-    else:
-        found = cssl.open(args.run, data_dir=args.data_dir).predict(args.files, credal=args.credal)
+    is_export = (Path(args.run) / EXPORT_FILE).exists()
+    opened = cssl.open_export(args.run) if is_export else cssl.open(args.run, data_dir=args.data_dir)
+    found = opened.predict(args.files, credal=args.credal)
     if not found.files:
         file, reason = found.unreadable[0]
         raise UserError(f"None of the {len(found.unreadable)} files can be read as an image; the first, {file}: "

@@ -343,10 +343,9 @@ class SSLModel(KerasModel):
     def predict_files(self, images: str | Path | Iterable[str | Path], data: SSLData, *, credal: bool = False,
                       ) -> Predictions:
         """Classifies image files, as `Run.predict`; `data` names the classes and calibrates conformal sets."""
-        from libml.results import predict
+        from libml.results.predict import Classifier
 
-        classifier = predict.Classifier.of_model(self, data.class_names, lambda: data)
-        return predict.predict(classifier, predict.find_files(images), credal=credal)
+        return Classifier.of_model(self, data.class_names, lambda: data).predict(images, credal=credal)
 
     def export(self, folder: str | Path, data: SSLData, *, temperature: float | None = None, onnx: bool = False,
                force: bool = False) -> dict:

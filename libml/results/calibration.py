@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from libml.errors import UserError
 
@@ -16,12 +16,6 @@ MIN_IMAGES = 50  # docs/predict_export.md: with fewer, the fitted temperature do
 def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """softmax(logits / T) [N, C] in float64."""
     return softmax(np.asarray(logits, np.float64) / temperature, axis=1)
-
-
-def nll(logits: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -> float:
-    """Mean of -log softmax(logits / T)_label."""
-    log_p = log_softmax(np.asarray(logits, np.float64) / temperature, axis=1)
-    return float(-log_p[np.arange(len(labels)), labels].mean())
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -67,17 +61,13 @@ def conformal_threshold(scores: np.ndarray, coverage: float) -> float:
     """
     if not 0 < coverage < 1:
         raise UserError(f"coverage={coverage}: expected a number between 0 and 1, such as 0.9.")
-    rank = _rank(len(scores), coverage)
+    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)  # 0.1 and its like are not quite what they say
     if rank > len(scores):
         needed = math.ceil(coverage / (1 - coverage) - 1e-9)
         raise UserError(f"Sets of coverage {coverage:g} need {needed} validation images that were not trained on; "
                         f"there are {len(scores)}. Train with more (the number behind the dash of the dataset's name), "
                         "or ask for less coverage.")
     return float(np.sort(scores)[rank - 1])
-
-
-def _rank(count: int, coverage: float) -> int:
-    return math.ceil((count + 1) * coverage - 1e-9)  # 0.1 and its like are not quite what they say
 
 
 def prediction_sets(p: np.ndarray, threshold: float) -> np.ndarray:

@@ -23,12 +23,9 @@ def _chunks(parts: Sequence[np.ndarray | Subset], size: int) -> Iterator[np.ndar
 
 
 class Evaluator:
-    """Class probabilities of the averaged and the raw model for images, spread over all replicas.
+    """Class probabilities of the averaged and the raw model for images, spread over all replicas of a strategy.
 
-    Args:
-        model: whose.
-        strategy: where.
-        batch: images of a replica at a time; 0 for 256, and for more where they are small.
+    `batch` images of a replica are computed at a time; 0 for 256, and for more where they are small.
     """
 
     def __init__(self, model: SSLModel, strategy: tf.distribute.Strategy, batch: int = 0):
@@ -49,7 +46,7 @@ class Evaluator:
             return strategy.experimental_local_results(strategy.run(predict, args=(chunk, raw)))[0]
 
         self._run = run
-        self._traced: dict[tuple, Callable] = {}  # by whether the raw model is asked, too, and by image shape
+        self._traced: dict[tuple, Callable] = {}  # by whether the raw model is asked, too, and image shape
 
     def __call__(self, *parts: np.ndarray | Subset) -> tuple[np.ndarray, np.ndarray]:
         """Returns the probabilities [N, classes] of the averaged and of the raw model for the images of all parts."""
@@ -75,11 +72,8 @@ class Evaluator:
 
 
 def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float], np.ndarray]:
-    """Evaluates both models on labelled, validation and test images, in one pass.
-
-    Returns:
-        All metrics by tag; the averaged model's probabilities on the test set.
-    """
+    """Returns all metrics of both models on labelled, validation and test images by tag, from one pass, and the
+    averaged model's probabilities on the test set."""
     sets = data.evaluated()
     ends = np.cumsum([len(labels) for _, labels in sets.values()])[:-1]
     both = [np.split(p, ends) for p in evaluator(*(images for images, _ in sets.values()))]
@@ -92,16 +86,14 @@ def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float],
 
 def table_of_scores(title: str, scores: dict[str, float], data: SSLData) -> str:
     """Formats the scores of both models on the sets of a dataset, and the test accuracy of its classes."""
-    columns = [(f"{prefix.strip('/')} {metric.title}".strip(), metric, prefix) for prefix in ("", "/raw")
-               for metric in metrics.METRICS.values()]
-    widths = [max(10, len(name) + 2) for name, *_ in columns]
-    lines = [title, f"{'':<16}" + "".join(f"{name:>{width}}" for (name, *_), width in
-                                          zip(columns, widths, strict=True))]
+    columns = {f"{prefix.strip('/')} {metric.title}".strip(): (metric.name + prefix, metric.digits)
+               for prefix in ("", "/raw") for metric in metrics.METRICS.values()}
+    lines = [title, f"{'':<16}" + "".join(f"{name:>{max(10, len(name) + 2)}}" for name in columns)]
     for part in ("train_labeled", "valid", "test"):
         suffix = "" if part == "test" else f"/{part}"
         if f"accuracy{suffix}" in scores:
-            lines.append(f"{part:<16}" + "".join(f"{scores[metric.name + prefix + suffix]:>{width}.{metric.digits}f}"
-                                                 for (_, metric, prefix), width in zip(columns, widths, strict=True)))
+            lines.append(f"{part:<16}" + "".join(f"{scores[tag + suffix]:>{max(10, len(name) + 2)}.{digits}f}"
+                                                 for name, (tag, digits) in columns.items()))
     counts = np.bincount(data.test_labels, minlength=data.num_classes)
     classes = {name: count for name, count in zip(data.class_names, counts, strict=True) if count}
     worst = sorted(classes, key=lambda name: scores[f"accuracy/class/{name}"])

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import io
 import json
@@ -12,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -40,54 +39,52 @@ _PRECISION = 2.0 ** 22  # Pillow's fixed point
 
 # The network in plain Keras layers.
 
-def _conv(layer: keras.layers.Conv2D, x: Any) -> Any:
-    return _like(keras.layers.Conv2D(layer.filters, layer.kernel_size, layer.strides, layer.padding, name=layer.name),
-                 x, [layer.kernel, layer.bias])
+def _chain(x: keras.KerasTensor, *layers: keras.Layer) -> keras.KerasTensor:
+    """What layers make of a Keras tensor, one after the other: ours, and those with weights, by copies in float32."""
+    for layer in layers:
+        plain = layer
+        if isinstance(layer, keras.layers.Conv2D):
+            plain = keras.layers.Conv2D(layer.filters, layer.kernel_size, layer.strides, layer.padding, name=layer.name)
+        elif isinstance(layer, keras.layers.Dense):
+            plain = keras.layers.Dense(layer.units, name=layer.name)
+        elif isinstance(layer, networks.BatchNormalization):
+            plain = keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon, name=layer.name)
+        x = plain(x)
+        plain.set_weights(layer.get_weights())
+    return x
 
 
-def _norm(layer: networks.BatchNormalization, x: Any) -> Any:
-    return _like(keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon, name=layer.name), x,
-                 [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance])
-
-
-def _like(layer: keras.layers.Layer, x: Any, weights: list) -> Any:
-    y = layer(x)
-    layer.set_weights([np.asarray(weight) for weight in weights])
-    return y
-
-
-def _residual(block: Any, x: Any) -> Any:
-    leaky = keras.layers.LeakyReLU
-    y = leaky(0.1)(_norm(block.norm1, x))
+def _residual(block: keras.Layer, x: keras.KerasTensor) -> keras.KerasTensor:
+    y = _chain(x, block.norm1, keras.layers.LeakyReLU(0.1))
     if block.activate_shortcut:
         x = y
-    y = _conv(block.conv2, leaky(0.1)(_norm(block.norm2, _conv(block.conv1, y))))
-    return keras.layers.Add()([y, x if block.shortcut is None else _conv(block.shortcut, x)])
+    y = _chain(y, block.conv1, block.norm2, keras.layers.LeakyReLU(0.1), block.conv2)
+    return keras.layers.Add()([y, x if block.shortcut is None else _chain(x, block.shortcut)])
 
 
-def _shake(block: Any, x: Any) -> Any:
+def _shake(block: keras.Layer, x: keras.KerasTensor) -> keras.KerasTensor:
     activated = keras.layers.ReLU()(x)
-    branches = [_norm(norm2, _conv(conv2, keras.layers.ReLU()(_norm(norm1, _conv(conv1, activated)))))
+    branches = [_chain(activated, conv1, norm1, keras.layers.ReLU(), conv2, norm2)
                 for conv1, norm1, conv2, norm2 in (block.first, block.second)]
     if block.shortcut is not None:
         paths = [activated]
         if block.stride > 1:
-            cropped = keras.layers.Cropping2D(((1, 0), (1, 0)))(activated)
-            paths.append(keras.layers.ZeroPadding2D(((0, 1), (0, 1)))(cropped))
-        joined = [_conv(conv, path) for conv, path in zip(block.shortcut, paths, strict=False)]
-        x = _norm(block.shortcut_norm, keras.layers.Concatenate()(joined) if len(joined) > 1 else joined[0])
+            paths.append(_chain(activated, keras.layers.Cropping2D(((1, 0), (1, 0))),
+                                keras.layers.ZeroPadding2D(((0, 1), (0, 1)))))
+        joined = [_chain(path, conv) for conv, path in zip(block.shortcut, paths, strict=True)]
+        x = _chain(keras.layers.Concatenate()(joined) if len(joined) > 1 else joined[0], block.shortcut_norm)
     return keras.layers.Add()([x, keras.layers.Average()(branches)])
 
 
-def _features(network: keras.Model, x: Any) -> Any:
+def _features(network: keras.Model, x: keras.KerasTensor) -> keras.KerasTensor:
     """The feature map of a network, its passes at inference drawn with layers that every Keras has."""
     if isinstance(network, networks.WideResNet):
-        x = _conv(network.stem, x)
+        x = _chain(x, network.stem)
         for block in network.blocks:
             x = _residual(block, x)
-        return keras.layers.LeakyReLU(0.1)(_norm(network.norm, x))
+        return _chain(x, network.norm, keras.layers.LeakyReLU(0.1))
     if isinstance(network, networks.ShakeShake):
-        x = _norm(network.norm, _conv(network.stem, x))
+        x = _chain(x, network.stem, network.norm)
         for block in network.blocks:
             x = _shake(block, x)
         return keras.layers.ReLU()(x)
@@ -95,38 +92,33 @@ def _features(network: keras.Model, x: Any) -> Any:
         for i, (conv, norm) in enumerate(zip(network.body[::2], network.body[1::2], strict=True)):
             if i in (3, 6):
                 x = keras.layers.MaxPooling2D(2, 2, "same")(x)
-            x = _norm(norm, keras.layers.LeakyReLU(0.2)(_conv(conv, x)))
+            x = _chain(x, conv, keras.layers.LeakyReLU(0.2), norm)
         return x
     raise UserError(f"There is no form of {type(network).__name__} in plain Keras layers.")
 
 
-def plain_logits(network: keras.Model, x: Any) -> Any:
+def plain_logits(network: keras.Model, x: keras.KerasTensor) -> keras.KerasTensor:
     """Logits of a Keras tensor by plain layers with the network's weights; networks of Keras layers are copied."""
     if isinstance(network, networks.Heads | networks.Decoders):
         network = network.network
     if isinstance(network, networks.TeacherAndStudent):
         network = network.student
+    if isinstance(network, keras.Sequential) or type(network).__name__ == "Functional":
+        return _copied(network, x)
     if isinstance(network, Application):
         size = network.body.input_shape[1:3]
         if tuple(x.shape[1:3]) != size:
             x = keras.layers.Resizing(*size)(x)
-        x = _copied(network.body, network.preprocess(keras.layers.Rescaling(127.5, 127.5)(x)))
-        return _dense(network.classifier, keras.layers.GlobalAveragePooling2D()(x))
-    if isinstance(network, keras.Sequential) or type(network).__name__ == "Functional":
-        return _copied(network, x)
-    pooled = keras.layers.GlobalAveragePooling2D()(_features(network, x))
-    return _dense(network.classifier, pooled)
+        features = _copied(network.body, network.preprocess(keras.layers.Rescaling(127.5, 127.5)(x)))
+    else:
+        features = _features(network, x)
+    return _chain(features, keras.layers.GlobalAveragePooling2D(), network.classifier)
 
 
-def _copied(network: keras.Model, x: Any) -> Any:
-    """What a network of Keras layers makes of a Keras tensor, by a copy of it."""
+def _copied(network: keras.Model, x: keras.KerasTensor) -> keras.KerasTensor:
     copy = keras.models.clone_model(network)
     copy.set_weights(network.get_weights())
     return copy(x, training=False)
-
-
-def _dense(dense: Any, x: Any) -> Any:
-    return _like(keras.layers.Dense(dense.units, name=dense.name), x, [dense.kernel, dense.bias])
 
 
 @contextlib.contextmanager
@@ -199,71 +191,56 @@ def decode(encoded: tf.Tensor, height: int, width: int) -> tf.Tensor:
     return resize_as_pillow(image, height, width)
 
 
-class Serving(tf.Module):
-    """The averaged model with its preprocessing and class names, as a SavedModel; while it is `averaged`."""
+def write_saved_model(model: SSLModel, classifier: Classifier, temperature: float, folder: Path) -> None:
+    """Writes a model, while it is `averaged`, with its preprocessing and class names."""
+    module = tf.Module()
+    items = {name: item for name, item in model.checkpoint_items().items()
+             if name == "predictions" or name.startswith("state_")}
+    module.variables_used = [*(variable.value for variable in model.network.variables), *items.values()]
+    module.class_names = class_names = tf.Variable(classifier.class_names, trainable=False)
+    height, width, channels = classifier.image_shape
 
-    def __init__(self, model: SSLModel, classifier: Classifier, temperature: float):
-        super().__init__()
-        items = {name: item for name, item in model.checkpoint_items().items()
-                 if name == "predictions" or name.startswith("state_")}
-        self.variables_used = [*(variable.value for variable in model.network.variables), *items.values()]
-        self.class_names = tf.Variable(classifier.class_names, trainable=False)
-        height, width, channels = classifier.image_shape
+    @tf.function(input_signature=[tf.TensorSpec([None, height, width, channels], tf.uint8, name="images")])
+    def from_images(images):
+        logits = tf.cast(model.network(model.normalize(to_float(images)), training=False), tf.float32)
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature),
+                "classes": tf.gather(class_names, tf.argmax(logits, -1))}
 
-        @tf.function(input_signature=[tf.TensorSpec([None, height, width, channels], tf.uint8, name="images")])
-        def from_images(images):
-            logits = tf.cast(model.network(model.normalize(to_float(images)), training=False), tf.float32)
-            return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature),
-                    "classes": tf.gather(self.class_names, tf.argmax(logits, -1))}
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="bytes")])
+    def from_bytes(encoded):
+        spec = tf.TensorSpec([height, width, channels], tf.uint8)
+        return from_images(tf.map_fn(lambda one: decode(one, height, width), encoded, fn_output_signature=spec))
 
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="bytes")])
-        def from_bytes(encoded):
-            spec = tf.TensorSpec([height, width, channels], tf.uint8)
-            return from_images(tf.map_fn(lambda one: decode(one, height, width), encoded, fn_output_signature=spec))
+    @tf.function(input_signature=from_images.input_signature)
+    def credal(images):
+        return model.credal_sets(to_float(images), tf.nn.softmax(from_images(images)["logits"]))
 
-        self.served = {"serving_default": from_images, "images": from_images, "bytes": from_bytes}
-        if classifier.credal is not None:
-            @tf.function(input_signature=from_images.input_signature)
-            def credal(images):
-                return model.credal_sets(to_float(images), tf.nn.softmax(from_images(images)["logits"]))
-
-            self.served["credal"] = credal
-
-    def save(self, folder: Path) -> None:
-        """Writes the SavedModel."""
-        tf.saved_model.save(self, str(folder), signatures=self.served)
+    signatures = {"serving_default": from_images, "images": from_images, "bytes": from_bytes}
+    if classifier.credal is not None:
+        signatures["credal"] = credal
+    tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
 # Calibration.
 
-def score(logits: np.ndarray, labels: np.ndarray, temperature: float) -> dict[str, dict[str, float]]:
-    """All metrics before and after temperature scaling."""
-    return {when: metrics.scores(calibration.probabilities(logits, t), labels)
-            for when, t in (("before", 1.0), ("after", temperature))}
+def calibrate(classifier: Classifier, data: SSLData, temperature: float | None) -> dict:
+    """Fits the temperature on the held-out validation images, unless one is given.
 
-
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """A temperature, how it came about, the scores before and after by set, and what conformal sets need."""
-
-    temperature: float
-    note: str
-    scores: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)
-    conformity_scores: list[float] = dataclasses.field(default_factory=list)
-
-
-def calibrate(classifier: Classifier, data: SSLData, temperature: float | None = None) -> Calibration:
-    """Fits the temperature on the held-out validation images, unless one is given; scores validation and test set."""
+    Returns it, all metrics before and after scaling by it, and what conformal sets need, as export.json has them.
+    """
     images, labels = data.held_out()
     logits, _ = classifier(images)
     if temperature is None:
         temperature, note = calibration.choose_temperature(logits, labels)
     else:
         note = f"temperature {temperature:g}, as asked for"
-    scores = {"valid": score(logits, labels, temperature)} if len(labels) else {}
-    scores["test"] = score(classifier(data.test_images)[0], data.test_labels, temperature)
+    parts = {"valid": (logits, labels)} if len(labels) else {}
+    parts["test"] = classifier(data.test_images)[0], data.test_labels
+    scores = {part: {when: metrics.scores(calibration.probabilities(z, t), y)
+                     for when, t in (("before", 1.0), ("after", temperature))} for part, (z, y) in parts.items()}
     p = calibration.probabilities(logits, temperature)
-    return Calibration(temperature, note, scores, calibration.conformity_scores(p, labels).tolist())
+    return {"temperature": temperature, "calibration": note, "scores": scores,
+            "conformity_scores": calibration.conformity_scores(p, labels).tolist()}
 
 
 # The folder.
@@ -283,54 +260,36 @@ def check_target(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} holds an export already. --force replaces it; or name a new folder.")
 
 
-def run_saved_model(folder: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
-    """Runs a SavedModel of ours on uint8 images."""
-    loaded = tf.saved_model.load(str(folder))
-    return loaded.signatures["images"](images=tf.constant(images))
-
-
-def run_keras(file: Path, images: np.ndarray) -> dict[str, tf.Tensor]:
-    """Runs a .keras file of ours on uint8 images."""
-    return keras.models.load_model(file)(images)
-
-
 def write_tflite(plain: keras.Model, file: Path) -> None:
     """Converts to TFLite, in float32."""
     with contextlib.redirect_stdout(io.StringIO()):  # Keras prints a page about what it does on the way
         file.write_bytes(tf.lite.TFLiteConverter.from_keras_model(plain).convert())
 
 
-def run_tflite(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
-    """Runs a TFLite model of ours on uint8 images."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is to move to a package of its own
-        interpreter = tf.lite.Interpreter(
-            model_path=str(file),
-            experimental_op_resolver_type=tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
-    interpreter.resize_tensor_input(interpreter.get_input_details()[0]["index"], images.shape)
-    runner = interpreter.get_signature_runner()
-    return runner(images=images)
+def probabilities_of(file: Path, images: np.ndarray) -> np.ndarray:
+    """Returns what a model of an export, in any of its forms, predicts for uint8 images."""
+    if file.name == SAVED_MODEL:
+        loaded = tf.saved_model.load(str(file))  # which must live: a signature does not hold its variables
+        outputs = loaded.signatures["images"](images=tf.constant(images))
+    elif file.name == KERAS:
+        outputs = keras.models.load_model(file)(images)
+    elif file.name == ONNX:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(file))
+        return session.run(["probabilities"], {"images": images})[0]
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is to move to a package of its own
+            interpreter = tf.lite.Interpreter(
+                model_path=str(file),
+                experimental_op_resolver_type=tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+        interpreter.resize_tensor_input(interpreter.get_input_details()[0]["index"], images.shape)
+        outputs = interpreter.get_signature_runner()(images=images)
+    return np.asarray(outputs["probabilities"])
 
 
-def run_onnx(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
-    """Runs an ONNX model of ours on uint8 images; needs onnxruntime."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(file))
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, {"images": images}), strict=True))
-
-
-def _difference(name: str, found: Any, expected: np.ndarray) -> float:
-    """The largest difference of a probability; UserError if that is more than rounding."""
-    difference = float(np.abs(np.asarray(found) - expected).max())
-    if not difference <= MAX_DIFFERENCE:
-        raise UserError(f"{name} differs from the run by {difference:.2g} in a probability; expected at most "
-                        f"{MAX_DIFFERENCE:g}. Nothing was written: please report this.")
-    return difference
-
-
-def export_run(run: Run, folder: Path, *, temperature: float | None, onnx: bool, force: bool) -> dict:
+def export_run(run: Run, folder: Path, *, force: bool, **options) -> dict:
     """Writes an export of a run; see `Run.export`."""
     from libml.experiment import restore
 
@@ -340,23 +299,14 @@ def export_run(run: Run, folder: Path, *, temperature: float | None, onnx: bool,
     model = restore(run, config.replace(mixed_precision="off")) if config.scale.mixed_precision != "off" else run.model
     origin = {"method": config.method.__name__, "dataset": config.data.dataset, "run": str(run.path.resolve()),
               "checkpoint": run.checkpoint}
-    return export(model, run.facts.class_names, lambda: run.data, folder, origin=origin, temperature=temperature,
-                  onnx=onnx, force=force)
+    return export(model, run.facts.class_names, lambda: run.data, folder, origin=origin, force=force, **options)
 
 
 def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData], folder: Path, *, origin: dict,
            temperature: float | None = None, onnx: bool = False, force: bool = False) -> dict:
-    """Writes an export of a model's averaged weights, all of it or nothing; returns what export.json says.
+    """Writes an export of the averaged weights of a model in float32; see `Run.export`.
 
-    Args:
-        model: in float32.
-        class_names: one name per class.
-        data: returns images to calibrate with and to score; where it raises UserError, nothing is calibrated.
-        folder: where to put it.
-        origin: what export.json says of where the model comes from.
-        temperature: the one to use instead of fitting it.
-        onnx: whether to write ONNX too.
-        force: whether an older export there is replaced.
+    Where `data` raises UserError, nothing is calibrated. `origin` is what export.json says of where the model is from.
     """
     check_target(folder, force)
     if onnx and importlib.util.find_spec("tf2onnx") is None:
@@ -372,7 +322,8 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
         try:
             calibrated = calibrate(classifier, data(), temperature)
         except UserError as error:
-            calibrated = Calibration(temperature or 1.0, f"temperature {temperature or 1:g}, not calibrated: {error}")
+            calibrated = {"temperature": temperature or 1.0, "scores": {}, "conformity_scores": [],
+                          "calibration": f"temperature {temperature or 1:g}, not calibrated: {error}"}
         described = _write(model, classifier, place, origin, calibrated, onnx)
         with writing(folder):
             _move(place, folder, force)
@@ -384,34 +335,35 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
     return described
 
 
-def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, calibrated: Calibration, onnx: bool,
-           ) -> dict:
+def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, calibrated: dict, onnx: bool) -> dict:
     """Writes all files, and compares each with the model."""
-    temperature = calibrated.temperature
+    temperature = calibrated["temperature"]
     sample = np.random.default_rng(0).integers(0, 256, (16, *classifier.image_shape), np.uint8)
     expected = calibration.probabilities(classifier(sample)[0], temperature)
+    differences = {}
     with averaged(model):
         plain = plain_model(model, classifier.image_shape, temperature)
         plain(sample)  # Keras exports what has been called
-        forms: dict[str, tuple[Callable[[Path], Any], Callable[[Path, np.ndarray], Any]]] = {
-            SAVED_MODEL: (Serving(model, classifier, temperature).save, run_saved_model),
-            KERAS: (plain.save, run_keras), TFLITE: (partial(write_tflite, plain), run_tflite)}
+        forms: dict[str, Callable[[Path], object]] = {
+            SAVED_MODEL: partial(write_saved_model, model, classifier, temperature), KERAS: plain.save,
+            TFLITE: partial(write_tflite, plain)}
         if onnx:
-            forms[ONNX] = partial(plain.export, format="onnx", verbose=False), run_onnx
-        differences = {}
-        for name, (write, run_form) in forms.items():
+            forms[ONNX] = partial(plain.export, format="onnx", verbose=False)
+        for name, write in forms.items():
             with writing(place):
                 write(place / name)
-            if name != ONNX or importlib.util.find_spec("onnxruntime"):
-                differences[name] = _difference(name, run_form(place / name, sample)["probabilities"], expected)
+            if name == ONNX and importlib.util.find_spec("onnxruntime") is None:
+                continue
+            differences[name] = float(np.abs(probabilities_of(place / name, sample) - expected).max())
+            if not differences[name] <= MAX_DIFFERENCE:
+                raise UserError(f"{name} differs from the run by {differences[name]:.2g} in a probability; expected at "
+                                f"most {MAX_DIFFERENCE:g}. Nothing was written: please report this.")
     from libml.experiment import environment_facts
 
     environment = environment_facts()
     described = {
         "format": FORMAT, "class_names": classifier.class_names, "image_shape": list(classifier.image_shape), **origin,
-        "updates": int(model.updates.numpy()), "temperature": temperature, "calibration": calibrated.note,
-        "scores": calibrated.scores, "conformity_scores": calibrated.conformity_scores,
-        "largest_difference_of_a_probability": differences,
+        "updates": int(model.updates.numpy()), **calibrated, "largest_difference_of_a_probability": differences,
         **{key: environment[key] for key in ("commit", "tensorflow", "keras")}}
     write_text(place / CLASSES, json.dumps(classifier.class_names, indent=1) + "\n")
     write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")

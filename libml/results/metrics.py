@@ -18,10 +18,21 @@ class Reliability:
     confidence: np.ndarray  # [bins], their mean top probability
 
 
+def _mean(values: np.ndarray) -> float:
+    """The mean; NaN of nothing."""
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _hits(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    if np.ndim(probabilities) != 2 or np.shape(labels) != np.shape(probabilities)[:1]:
+        raise ValueError(f"Expected probabilities [N, K] and labels [N]; got shapes {np.shape(probabilities)} and "
+                         f"{np.shape(labels)}.")
+    return np.argmax(probabilities, axis=1) == labels
+
+
 def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Share of examples whose most probable class is the label; NaN without examples."""
-    hits = _hits(probabilities, labels)
-    return float(hits.mean()) if len(hits) else float("nan")
+    """Share of examples whose most probable class is the label; this and what follows are NaN without examples."""
+    return _mean(_hits(probabilities, labels))
 
 
 def per_class_accuracy(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -33,16 +44,13 @@ def per_class_accuracy(probabilities: np.ndarray, labels: np.ndarray) -> np.ndar
 
 
 def balanced_accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Mean accuracy of the classes that have examples, each counting alike; NaN without examples."""
+    """Mean accuracy of the classes that have examples, each counting alike."""
     found = per_class_accuracy(probabilities, labels)
-    known = found[~np.isnan(found)]
-    return float(known.mean()) if len(known) else float("nan")
+    return _mean(found[~np.isnan(found)])
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> Reliability:
     """Count, accuracy and confidence in equal bins of the top probability, closed on the left, the last on both sides.
-
-    Probabilities are [N, K], labels integers [N].
     """
     hits, top = _hits(probabilities, labels), np.max(probabilities, axis=1)
     # Rounded like the probabilities, an edge stays in the bin that it opens, in any precision.
@@ -55,7 +63,7 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -
 
 
 def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error sum_b n_b / N |accuracy_b - confidence_b| (Guo et al. 2017); NaN without examples."""
+    """Expected calibration error sum_b n_b / N |accuracy_b - confidence_b| (Guo et al. 2017)."""
     diagram = reliability(probabilities, labels, bins)
     used = diagram.count > 0
     gaps = np.abs(diagram.accuracy - diagram.confidence)[used]
@@ -63,31 +71,21 @@ def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bi
 
 
 def negative_log_likelihood(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of -log p_label, with p_label clipped at float32's smallest normal number; NaN without examples."""
+    """Mean of -log p_label, with p_label clipped at float32's smallest normal number."""
     _hits(probabilities, labels)
     p = np.asarray(probabilities, np.float64)[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(p, np.finfo(np.float32).tiny)).mean()) if len(p) else float("nan")
+    return _mean(-np.log(np.maximum(p, np.finfo(np.float32).tiny)))
 
 
 def brier_score(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Brier's original score, from 0 to 2: the mean over examples of the sum over classes of (p - onehot)^2; NaN
-    without examples."""
+    """Brier's original score, from 0 to 2: the mean over examples of the sum over classes of (p - onehot)^2."""
     _hits(probabilities, labels)
     errors = np.array(probabilities, np.float64)
     errors[np.arange(len(labels)), labels] -= 1
-    return float(np.square(errors).sum(axis=1).mean()) if len(errors) else float("nan")
+    return _mean(np.square(errors).sum(axis=1))
 
 
-def _hits(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    probabilities, labels = np.asarray(probabilities), np.asarray(labels)
-    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
-        raise ValueError(f"Expected probabilities [N, K] and labels [N]; got shapes {probabilities.shape} and "
-                         f"{labels.shape}.")
-    return np.argmax(probabilities, axis=1) == labels
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """A metric: its tag, how it is shown, and the function of probabilities [N, C] and labels [N] that computes it."""
 
     name: str
@@ -133,10 +131,10 @@ def shown(tag: str) -> Shown:
         return Shown(tag, tag, 3)
     name, *where = tag.split("/")
     metric = METRICS.get(name, ERROR)
-    words = [*(WHERE[place] for place in where), metric.title]
-    test = [] if {"valid", "train_labeled"} & set(where) else ["test"]
-    return Shown(" ".join([*test, *words]) + (f" ({metric.unit})" if metric.unit else ""),
-                 " ".join([*words, *filter(None, [metric.unit])]), metric.digits)
+    title = " ".join([*(WHERE[place] for place in where), metric.title])
+    test = "" if {"valid", "train_labeled"} & set(where) else "test "
+    return Shown(f"{test}{title} ({metric.unit})" if metric.unit else test + title, f"{title} {metric.unit}".strip(),
+                 metric.digits)
 
 
 def listed() -> str:

@@ -3,11 +3,11 @@
 Every table as printed, mean±std over seeds, with the runs behind it: which method, which settings, how long. Error
 rates are in percent, calibration errors (ECE, 15 bins) in [0, 1].
 """
-import dataclasses
 import math
 from typing import NamedTuple
 
 from libml.config import schedule_length
+from libml.results.metrics import shown
 
 FULL_KIMG = 1 << 16  # 2^20 updates of 64 images
 
@@ -20,11 +20,21 @@ _CIFAR100 = {"wd": 1e-3, "filters": 128}
 
 
 class Column(NamedTuple):
-    """A column of a table; metric is "error" or "ece", labels is None for all."""
+    """A column of a table; labels is None for all."""
 
     dataset: str
     labels: int | None
     metric: str
+
+    @property
+    def place(self) -> str:
+        """Dataset and labels, in words."""
+        return f"{self.dataset}, {self.labels or 'all'} labels"
+
+    @property
+    def title(self) -> str:
+        """Place and metric, in words."""
+        return f"{self.place}, {shown(self.metric).column}"
 
 
 class Cell(NamedTuple):
@@ -34,23 +44,20 @@ class Cell(NamedTuple):
     std: float | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row: the paper's name, our method (None if only the literature has it) and the settings that set it apart."""
+class Row(NamedTuple):
+    """A row: the paper's name, our method and the settings that set it apart."""
 
     name: str
-    method: str | None
+    method: str
     settings: dict
     cells: dict[Column, Cell]  # without the empty ones
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of the paper and the lengths of its runs."""
 
     name: str
     label: str  # in the paper's source
-    title: str
     seeds: tuple[int, ...]
     train_kimg: dict[str, int]  # by dataset
     schedule_kimg: int | None  # the cosine's horizon; None: the length of the run
@@ -98,8 +105,8 @@ def _cell(text: str) -> Cell:
     return Cell(float(mean), float(std) if std else None)
 
 
-def _table(name: str, label: str, title: str, columns: tuple[Column, ...], methods: list[tuple], text: str, *,
-           seeds: int = 5, train_kimg: int | dict[str, int] = FULL_KIMG, schedule_kimg: int | None = None) -> Table:
+def _table(name: str, label: str, columns: tuple[Column, ...], methods: list[tuple], text: str, *, seeds: int = 5,
+           train_kimg: int | dict[str, int] = FULL_KIMG, schedule_kimg: int | None = None) -> Table:
     rows = []
     for line, (method, settings) in zip(text.strip().splitlines(), methods, strict=True):
         row_name, *cells = map(str.strip, line.split("|"))
@@ -107,13 +114,13 @@ def _table(name: str, label: str, title: str, columns: tuple[Column, ...], metho
                                                      in zip(columns, cells, strict=True) if cell != "-"}))
     if isinstance(train_kimg, int):
         train_kimg = dict.fromkeys((column.dataset for column in columns), train_kimg)
-    return Table(name, label, title, tuple(range(1, seeds + 1)), train_kimg, schedule_kimg, columns, tuple(rows))
+    return Table(name, label, tuple(range(1, seeds + 1)), train_kimg, schedule_kimg, columns, tuple(rows))
 
 
 _BOTH = _columns(("error", "ece"), cifar10=(40, 4000), svhn=(40, 1000))
 
 TABLES = {table.name: table for table in (
-    _table("results", "tab:complete_results", "Error rates",
+    _table("results", "tab:complete_results",
            _columns(("error",), cifar10=(40, 250, 4000), cifar100=(400, 2500, 10000), svhn=(40, 250, 1000),
                     stl10=(1000,)),
            [*_QUOTED, _FIXMATCH, _CSSL], """
@@ -129,15 +136,13 @@ Meta PL        | -           | -          | 3.89±0.07 | -          | -         
 FixMatch (CTA) | 11.39±3.35  | 5.07±0.33  | 4.31±0.15 | 49.95±3.01 | 28.64±0.24 | 23.18±0.11 | 7.65±7.65   | 2.64±0.64 | 2.28±0.19 | 10.72±0.63
 CSSL (CTA)     | 6.50±0.90   | 5.48±0.49  | 4.43±0.10 | 43.43±1.39 | 28.39±1.09 | 23.25±0.28 | 3.67±2.36   | 2.18±0.12 | 1.99±0.13 | 10.54±0.71
 """),  # noqa: E501
-    _table("calibration", "tab:bias", "Error rates and calibration errors", _BOTH,
-           [_FIXMATCH, ("FixMatchDA", {"confidence": 0.95}), _LSMATCH, _CSSL], """
+    _table("calibration", "tab:bias", _BOTH, [_FIXMATCH, ("FixMatchDA", {"confidence": 0.95}), _LSMATCH, _CSSL], """
 FixMatch      | 11.39±3.35 | 0.087±0.051 | 4.31±0.15 | 0.030±0.002 | 7.65±7.65 | 0.040±0.044 | 2.28±0.19 | 0.010±0.002
 FixMatch (DA) | 7.73±1.92  | 0.048±0.012 | 4.64±0.10 | 0.027±0.001 | 5.21±2.85 | 0.031±0.020 | 2.04±0.38 | 0.010±0.001
 LSMatch       | 8.37±1.63  | 0.038±0.012 | 5.60±1.32 | 0.024±0.007 | 3.82±1.46 | 0.086±0.046 | 2.13±0.11 | 0.018±0.011
 CSSL          | 6.50±0.90  | 0.032±0.005 | 4.43±0.10 | 0.023±0.001 | 3.67±2.36 | 0.022±0.029 | 1.99±0.13 | 0.007±0.001
 """),
-    _table("efficiency", "tab:efficiency", "Error rates after 1/8 (CIFAR-10) and 1/32 (SVHN) of the iterations",
-           _columns(("error",), cifar10=(40, 4000), svhn=(40, 1000)),
+    _table("efficiency", "tab:efficiency", _columns(("error",), cifar10=(40, 4000), svhn=(40, 1000)),
            [*(("FixMatch", {"confidence": tau}) for tau in (0.0, 0.8, 0.95)), _LSMATCH, _CSSL], """
 FixMatch (τ = 0.0)  | 18.50±2.92 | 6.88±0.11 | 13.82±13.57 | 2.73±0.04
 FixMatch (τ = 0.8)  | 11.99±2.32 | 7.08±0.13 | 3.52±0.44   | 2.85±0.08
@@ -145,23 +150,20 @@ FixMatch (τ = 0.95) | 14.73±3.29 | 8.26±0.09 | 5.85±5.10   | 3.03±0.07
 LSMatch             | 11.60±2.68 | 7.24±0.21 | 7.04±3.29   | 2.76±0.05
 CSSL                | 10.04±3.32 | 6.78±0.94 | 3.50±0.49   | 2.84±0.06
 """, train_kimg={"cifar10": FULL_KIMG // 8, "svhn": FULL_KIMG // 32}, schedule_kimg=FULL_KIMG),
-    _table("ablation", "tab:appendix:aug", "CSSL with other strong augmentations, 2^19 updates",
-           _columns(("error", "ece"), cifar10=(40, 4000)),
+    _table("ablation", "tab:appendix:aug", _columns(("error", "ece"), cifar10=(40, 4000)),
            [("CSSL", {"alpha_bound": 0.0, "augment": augment}) for augment in ("d.d.d", "d.d.ra", "d.d.rac")], """
 CTAugment                | 6.92±0.34   | 0.035±0.005 | 5.11±0.64 | 0.028±0.001
 RandAugment (w/o cutout) | 28.81±19.11 | 0.131±0.102 | 7.42±0.76 | 0.039±0.001
 RandAugment (w/ cutout)  | 6.74±0.18   | 0.031±0.002 | 5.13±0.66 | 0.029±0.000
 """, seeds=3, train_kimg=FULL_KIMG // 2),
-    _table("barely", "tab:appendix:barelysup", "Error rates with 10 labels, 2^19 updates",
-           _columns(("error",), cifar10=(10,), svhn=(10,)),
+    _table("barely", "tab:appendix:barelysup", _columns(("error",), cifar10=(10,), svhn=(10,)),
            [_FIXMATCH, _LSMATCH, _CSSL, ("CSSL", {"alpha_bound": 0.03})], """
 FixMatch        | 31.74±17.77 | 30.57±23.82
 LSMatch         | 42.14±25.33 | 44.29±27.40
 CSSL            | 26.90±13.57 | 9.69±4.63
 CSSL (α ≥ 0.03) | 26.10±8.02  | 16.63±13.21
 """, train_kimg=FULL_KIMG // 2),
-    _table("ups", "tab:appendix:ups", "Uncertainty-based matching", _BOTH,
-           [_FIXMATCH, _CSSL, ("UPSMatch", {})], """
+    _table("ups", "tab:appendix:ups", _BOTH, [_FIXMATCH, _CSSL, ("UPSMatch", {})], """
 FixMatch | 11.39±3.35 | 0.087±0.051 | 4.31±0.15 | 0.030±0.002 | 7.65±7.65 | 0.040±0.044 | 2.28±0.19 | 0.010±0.002
 CSSL     | 6.50±0.90  | 0.032±0.005 | 4.43±0.10 | 0.023±0.001 | 3.67±2.36 | 0.022±0.029 | 1.99±0.13 | 0.007±0.001
 UPSMatch | 10.48±2.11 | 0.058±0.010 | 4.92±0.39 | 0.027±0.003 | 3.81±1.99 | 0.025±0.027 | 2.71±0.47 | 0.008±0.001
@@ -171,8 +173,7 @@ UPSMatch | 10.48±2.11 | 0.058±0.010 | 4.92±0.39 | 0.027±0.003 | 3.81±1.99 |
 
 def close(ours, theirs) -> bool:
     """Whether two settings agree; numbers but for rounding."""
-    number = (int, float)
-    if isinstance(ours, number) and isinstance(theirs, number):
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
         return math.isclose(ours, theirs, rel_tol=1e-6)
     return ours == theirs
 

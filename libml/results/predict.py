@@ -7,9 +7,9 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,6 @@ from libml.results import calibration
 
 if TYPE_CHECKING:
     from libml.data import SSLData
-    from libml.run import Run
 
     Tensors = dict[str, tf.Tensor]
 
@@ -37,24 +36,17 @@ def batch_size(count: int) -> int:
     return min(BATCH, max(8, 1 << (count - 1).bit_length()))
 
 
+@dataclasses.dataclass(frozen=True)
 class Classifier:
-    """From uint8 images to logits, probabilities and credal sets: a trained model, or an export of one.
+    """From uint8 images to logits, probabilities and credal sets: a trained model, or an export of one."""
 
-    Args:
-        name: of the method.
-        class_names: one name per class.
-        image_shape: height, width, channels.
-        function: from uint8 images [N, H, W, 3] to logits and probabilities [N, C].
-        credal: from images to the method's credal sets, see `SSLModel.credal_sets`; None for methods without any.
-        held_out_scores: returns `calibration.conformity_scores` of the validation images.
-    """
-
-    def __init__(self, name: str, class_names: Sequence[str], image_shape: tuple[int, int, int],
-                 function: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]], *,
-                 credal: Callable[[tf.Tensor], Tensors] | None = None,
-                 held_out_scores: Callable[[], np.ndarray]):
-        self.name, self.class_names, self.image_shape = name, list(class_names), image_shape
-        self.function, self.credal, self.held_out_scores = function, credal, held_out_scores
+    name: str  # of the method
+    class_names: list[str]
+    image_shape: tuple[int, int, int]  # height, width, channels
+    function: Callable[[tf.Tensor], Tensors]  # from uint8 images [N, H, W, 3] to "logits" and "probabilities" [N, C]
+    held_out_scores: Callable[[], np.ndarray]  # `calibration.conformity_scores` of the validation images
+    credal: Callable[[tf.Tensor], Tensors] | None = None  # as `SSLModel.credal_sets`; None for methods without any
+    origin: object = None  # what the functions need and do not hold themselves
 
     @classmethod
     def of_model(cls, model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData]) -> Classifier:
@@ -62,7 +54,7 @@ class Classifier:
         @tf.function(autograph=False)
         def function(images):
             logits = model.infer(to_float(images))
-            return logits, tf.nn.softmax(logits)
+            return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
         @tf.function(autograph=False)
         def credal(images):
@@ -75,18 +67,14 @@ class Classifier:
 
         height, width, channels = model.image_shape
         has_sets = type(model).credal_sets is not SSLModel.credal_sets
-        classifier = cls(type(model).__name__, class_names, (height, width, channels), function,
-                         credal=credal if has_sets else None, held_out_scores=scores)
+        classifier = cls(type(model).__name__, list(class_names), (height, width, channels), function, scores,
+                         credal if has_sets else None)
         return classifier
 
     @classmethod
-    def of_run(cls, run: Run) -> Classifier:
-        """The averaged weights of a run's checkpoint."""
-        return cls.of_model(run.model, run.facts.class_names, lambda: run.data)
-
-    @classmethod
-    def of_export(cls, folder: Path) -> Classifier:
+    def of_export(cls, folder: str | Path) -> Classifier:
         """The SavedModel of an export."""
+        folder = Path(folder)
         try:
             facts = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
             names, (height, width, channels) = list(facts["class_names"]), map(int, facts["image_shape"])
@@ -110,16 +98,9 @@ class Classifier:
                             f"({', '.join(inside)[:60]}) and {tuple(shapes[0][1:])}: they do not match. Export the run "
                             "again.")
 
-        def function(images):
-            outputs = signature(images=images)
-            return outputs["logits"], outputs["probabilities"]
-
-        classifier = cls(str(facts.get("method", "?")), names, (height, width, channels), function,
-                         credal=credal and (lambda images: credal(images=images)), held_out_scores=lambda: scores)
-        classifier._loaded = loaded  # a signature does not hold its variables
-        return classifier
-
-    _loaded: Any = None
+        return cls(str(facts.get("method", "?")), names, (height, width, channels),
+                   lambda images: signature(images=images), lambda: scores,
+                   credal and (lambda images: credal(images=images)), origin=loaded)  # which has the variables
 
     def in_batches(self, function: Callable[[tf.Tensor], Tensors], images: np.ndarray, batch: int = 0,
                    ) -> dict[str, np.ndarray]:
@@ -136,45 +117,62 @@ class Classifier:
 
     def __call__(self, images: np.ndarray, batch: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and probabilities [N, C] of uint8 images."""
-        outputs = self.in_batches(lambda x: dict(zip(("logits", "probabilities"), self.function(x), strict=True)),
-                                  images, batch)
+        outputs = self.in_batches(self.function, images, batch)
         return outputs["logits"], outputs["probabilities"]
 
-
-class Export:
-    """A folder that an export wrote: predicts without the run.
-
-    Args:
-        folder: the export.
-    """
-
-    def __init__(self, folder: str | Path):
-        self.path = Path(folder)
-        self.classifier = Classifier.of_export(self.path)
-
     def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:
-        """Classifies image files, as `Run.predict`."""
-        return predict(self.classifier, find_files(images), credal=credal)
+        """Classifies image files, as `Run.predict`, resized to `image_shape`; with a progress bar on a terminal."""
+        files = find_files(images)
+        if credal and self.credal is None:
+            raise UserError(f"{self.name} has no credal sets to show: its method labels images with distributions. "
+                            "Leave --credal out, or use a run of CSSL or C2S2L.")
+        (height, width, _), batch = self.image_shape, batch_size(len(files))
+        read: list[str] = []
+        unreadable: list[tuple[str, str]] = []
+        parts: list[dict[str, np.ndarray]] = []
+
+        def use(images: np.ndarray) -> None:
+            logits, probabilities = self(images, batch)
+            sets = self.in_batches(self.credal, images, batch) if credal and self.credal else {}
+            parts.append({"logits": logits, "probabilities": probabilities, **sets})
+
+        def decode(first: int) -> Iterator[np.ndarray | str]:
+            return pool.map(lambda file: read_image(file, height, width), files[first:first + batch])
+
+        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool, \
+                tqdm(total=len(files), unit="img", disable=None) as bar:
+            warnings.simplefilter("ignore")  # Pillow's about odd files, in all threads: filters are the process's
+            ahead = decode(0)
+            for first in range(0, len(files), batch):
+                current, ahead = ahead, decode(first + batch)  # decoded while the network works on this one
+                found = []
+                for file, image in zip(map(str, files[first:first + batch]), current, strict=True):
+                    if isinstance(image, str):
+                        unreadable.append((file, image))
+                    else:
+                        read.append(file)
+                        found.append(image)
+                    bar.update()
+                if found:
+                    use(np.stack(found))
+        if not parts:
+            use(np.zeros((0, *self.image_shape), np.uint8))
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return Predictions(read, unreadable, joined.pop("logits"), joined.pop("probabilities"), self, joined)
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
     """What a classifier says of image files.
 
-    Attributes:
-        files: those that could be read, [N].
-        unreadable: the others, with the reason.
-        logits: [N, C].
-        probabilities: [N, C].
-        classifier: who says it.
-        credal: the method's credal sets, if they were asked for: class [N], alpha [N] and aligned [N, C] of sets
-            {p : p(class) >= 1 - alpha}, or possibility [N, C], the largest probability of every set of classes.
+    `credal` has the method's credal sets, if they were asked for: class [N], alpha [N] and aligned [N, C] of sets
+    {p : p(class) >= 1 - alpha}, or possibility [N, C], the largest probability of every set of classes.
     """
 
-    files: list[str]
-    unreadable: list[tuple[str, str]]
-    logits: np.ndarray
-    probabilities: np.ndarray
+    files: list[str]  # those that could be read, N
+    unreadable: list[tuple[str, str]]  # the others, with the reason
+    logits: np.ndarray  # [N, C]
+    probabilities: np.ndarray  # [N, C]
     classifier: Classifier
     credal: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
@@ -204,21 +202,20 @@ class Predictions:
     def records(self, *, whole: bool = False, coverage: float | None = None) -> list[dict]:
         """One dictionary per file: file, class, probability, credal sets if they were asked for, and on request the
         distribution and conformal sets."""
-        names = self.classifier.class_names
-        records: list[dict[str, Any]] = [
-            {"file": file, "class": name, "probability": _shortest(p.max())}
-            for file, name, p in zip(self.files, self.classes, self.probabilities, strict=True)]
-        for i, record in enumerate(records if self.credal else ()):
-            record |= self._credal_record(i)
-        if coverage is not None:
-            for record, members in zip(records, self.sets(coverage), strict=True):
-                record["set"] = members
-        if whole:
-            for record, p in zip(records, self.probabilities, strict=True):
+        names, records = self.classifier.class_names, []
+        sets = self.sets(coverage) if coverage is not None else []
+        for i, (file, name, p) in enumerate(zip(self.files, self.classes, self.probabilities, strict=True)):
+            record: dict[str, object] = {"file": file, "class": name, "probability": _shortest(p.max())}
+            if self.credal:
+                record |= self._credal_record(i)
+            if sets:
+                record["set"] = sets[i]
+            if whole:
                 record["probabilities"] = dict(zip(names, map(_shortest, p), strict=True))
+            records.append(record)
         return records
 
-    def _credal_record(self, i: int) -> dict[str, Any]:
+    def _credal_record(self, i: int) -> dict[str, str | float]:
         """Describes one credal set."""
         names = self.classifier.class_names
         if "possibility" in self.credal:
@@ -254,49 +251,3 @@ def find_files(places: str | Path | Iterable[str | Path]) -> list[Path]:
         for file in inside:
             found.setdefault(file.resolve(), file)
     return list(found.values())
-
-
-def _decoded(files: Sequence[Path], height: int, width: int, batch: int) -> Iterator[list[np.ndarray | str]]:
-    """Yields batches of decoded files; the next one is decoded while this one is used."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        def start(first: int) -> list[Future]:
-            return [pool.submit(read_image, file, height, width) for file in files[first:first + batch]]
-
-        ahead = start(0)
-        for first in range(0, len(files), batch):
-            current, ahead = ahead, start(first + batch)
-            yield [future.result() for future in current]
-
-
-def predict(classifier: Classifier, files: Sequence[Path], *, credal: bool = False) -> Predictions:
-    """Classifies files, resized to the classifier's image size; with a progress bar on a terminal."""
-    if credal and classifier.credal is None:
-        raise UserError(f"{classifier.name} has no credal sets to show: its method labels images with distributions. "
-                        "Leave --credal out, or use a run of CSSL or C2S2L.")
-    (height, width, _), batch = classifier.image_shape, batch_size(len(files))
-    read: list[str] = []
-    unreadable: list[tuple[str, str]] = []
-
-    def outputs(images: np.ndarray) -> dict[str, np.ndarray]:
-        logits, probabilities = classifier(images, batch)
-        sets = classifier.in_batches(classifier.credal, images, batch) if credal and classifier.credal else {}
-        return {"logits": logits, "probabilities": probabilities, **sets}
-
-    parts: list[dict[str, np.ndarray]] = []
-    with warnings.catch_warnings(), tqdm(total=len(files), unit="img", disable=None) as bar:
-        warnings.simplefilter("ignore")  # Pillow's about odd files; of all threads, as filters belong to the process
-        remaining = iter(files)
-        for decoded in _decoded(files, height, width, batch):
-            images = []
-            for image, file in zip(decoded, remaining, strict=False):
-                if isinstance(image, str):
-                    unreadable.append((str(file), image))
-                else:
-                    read.append(str(file))
-                    images.append(image)
-            if images:
-                parts.append(outputs(np.stack(images)))
-            bar.update(len(decoded))
-    parts = parts or [outputs(np.zeros((0, *classifier.image_shape), np.uint8))]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Predictions(read, unreadable, joined.pop("logits"), joined.pop("probabilities"), classifier, joined)

@@ -1,5 +1,4 @@
 """Tables of runs: results over seeds, beside the paper's, as Markdown, LaTeX or CSV."""
-import dataclasses
 import json
 import math
 from collections import defaultdict
@@ -50,18 +49,16 @@ class Summary(NamedTuple):
 
     mean: float
     std: float  # of the sample (n - 1); NaN for one seed
-    seeds: tuple[int, ...]
-    values: tuple[float, ...]  # one per seed
+    by_seed: dict[int, float]
     runs: tuple[Run, ...]
 
     @property
-    def by_seed(self) -> dict[int, float]:
-        """The value of each seed."""
-        return dict(zip(self.seeds, self.values, strict=True))
+    def seeds(self) -> tuple[int, ...]:
+        """The split seeds that have a value."""
+        return tuple(self.by_seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """Rows (method and its settings) by columns (dataset, labels, metric), and remarks on what is not in it."""
 
     rows: tuple[str, ...]
@@ -77,17 +74,14 @@ def settings(run: Run) -> dict:
 
 def row_labels(runs: Sequence[Run]) -> list[str]:
     """Returns for each run its method, with the settings in which runs of the method on the same data differ."""
-    values: dict = defaultdict(lambda: defaultdict(set))
+    values = defaultdict(set)
     for run in runs:
-        name = run.dataset
         for key, value in settings(run).items():
-            values[run.method, name.dataset, name.labels][key].add(json.dumps(value))
-    differing: dict[str, set] = defaultdict(set)
-    for (method, *_), by_key in values.items():
-        differing[method] |= {key for key, seen in by_key.items() if len(seen) > 1}
+            values[run.method, run.dataset.dataset, run.dataset.labels, key].add(json.dumps(value))
+    differing = {(method, key) for (method, *_, key), seen in values.items() if len(seen) > 1}
 
     def label(run: Run) -> str:
-        shown = [f"{key}={value}" for key, value in sorted(settings(run).items()) if key in differing[run.method]]
+        shown = [f"{key}={value}" for key, value in sorted(settings(run).items()) if (run.method, key) in differing]
         return f"{run.method} ({', '.join(shown)})" if shown else run.method
 
     return [label(run) for run in runs]
@@ -121,14 +115,12 @@ def summarise(runs: list[Run], tags: Iterable[str] = ("error",), expected_seeds:
         notes += [f"{place}: {len(same)} runs of split seed {seed}, counted once by their mean: "
                   + ", ".join(str(run.path) for run in same) for seed, same in by_seed.items() if len(same) > 1]
         for tag in tags:
-            values = {seed: np.mean([run.result(tag, last) for run in same]) for seed, same in by_seed.items()}
-            for seed in [seed for seed, value in values.items() if math.isnan(value)]:
-                notes.append(f"{place}, split seed {seed}: no {tag} was reported")
-                del values[seed]
+            found = {seed: float(np.mean([run.result(tag, last) for run in same])) for seed, same in by_seed.items()}
+            values = {seed: value for seed, value in found.items() if not math.isnan(value)}
+            notes += [f"{place}, split seed {seed}: no {tag} was reported" for seed in found if seed not in values]
             if values:
                 cells[label, Column(dataset, labels, tag)] = Summary(
-                    *mean_and_std(list(values.values())), tuple(values), tuple(map(float, values.values())),
-                    tuple(run for seed in values for run in by_seed[seed]))
+                    *mean_and_std([*values.values()]), values, tuple(run for seed in values for run in by_seed[seed]))
     columns = sorted({column for _, column in cells},
                      key=lambda c: (c.dataset, c.labels or math.inf, tags.index(c.metric)))
     return Grid(tuple(sorted({label for label, _ in cells})), tuple(columns), cells, tuple(notes))
@@ -185,21 +177,29 @@ def table_of_differences(found: Mapping[tuple[str, Column], Difference], referen
     lines = [["method", "column", f"difference to {reference}", "95 % interval", "above in", "seeds"]]
     for (row, column), difference in found.items():
         digits = metrics.shown(column.metric).digits
-        lines.append([row, column_title(column), f"{difference.mean:+.{digits}f}", difference.interval(digits),
+        lines.append([row, column.title, f"{difference.mean:+.{digits}f}", difference.interval(digits),
                       str(sum(value > 0 for value in difference.differences)), str(len(difference.differences))])
     return lines
 
 
 class Comparison(NamedTuple):
-    """A cell of ours beside the paper's: difference ours - paper, and whether it is within two of the paper's std."""
+    """A cell of ours beside the paper's."""
 
     row: str
     column: Column
     ours: Summary
     near: paper.PaperCell | None  # None: the paper has no such cell
     theirs: paper.Cell | None
-    difference: float
-    within: bool | None  # None: no std to measure by
+
+    @property
+    def difference(self) -> float:
+        """Ours - paper."""
+        return self.ours.mean - self.theirs.mean if self.theirs else math.nan
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference is within two of the paper's standard deviations; None without one."""
+        return abs(self.difference) <= 2 * self.theirs.std if self.theirs and self.theirs.std is not None else None
 
     @property
     def deviations(self) -> str:
@@ -215,20 +215,11 @@ def compare_with_paper(grid: Grid, tables: Iterable[str] = tuple(paper.TABLES)) 
         printed = column._replace(metric="error") if column.metric == "accuracy" else column
         run = ours.runs[0]
         near = paper.nearest_cell({**run.settings, "valid": run.dataset.valid}, printed, tuple(tables))
-        theirs, difference, within = None, float("nan"), None
-        if near:
-            theirs = near.cell
-            if column.metric == "accuracy":
-                theirs = theirs._replace(mean=100 - theirs.mean)
-            difference = ours.mean - theirs.mean
-            within = None if theirs.std is None else bool(abs(difference) <= 2 * theirs.std)
-        lines.append(Comparison(row, column, ours, near, theirs, difference, within))
+        theirs = near.cell if near else None
+        if theirs and column.metric == "accuracy":
+            theirs = theirs._replace(mean=100 - theirs.mean)
+        lines.append(Comparison(row, column, ours, near, theirs))
     return sorted(lines, key=lambda line: (grid.columns.index(line.column), line.row))
-
-
-def column_title(column: Column) -> str:
-    """Names a column: dataset, labels and metric."""
-    return f"{column.dataset}, {column.labels or 'all'} labels, {metrics.shown(column.metric).column}"
 
 
 def format_cell(cell: Summary | paper.Cell | None, tag: str) -> str:
@@ -238,17 +229,17 @@ def format_cell(cell: Summary | paper.Cell | None, tag: str) -> str:
 
 def table_of(grid: Grid) -> list[list[str]]:
     """Returns a grid as text: a header line, then a line per row; the number of seeds in brackets."""
-    lines = [["method", *map(column_title, grid.columns)]]
+    lines = [["method", *(column.title for column in grid.columns)]]
     for row in grid.rows:
-        found = [(column, grid.cells.get((row, column))) for column in grid.columns]
-        lines.append([row, *(format_cell(cell, column.metric) + (f" ({len(cell.seeds)})" if cell else "")
-                             for column, cell in found)])
+        found = [(column.metric, grid.cells.get((row, column))) for column in grid.columns]
+        lines.append([row, *(format_cell(cell, tag) + (f" ({len(cell.seeds)})" if cell else "")
+                             for tag, cell in found)])
     return lines
 
 
 def numbers_of(grid: Grid) -> list[list]:
     """Returns a grid as numbers: mean, std and number of seeds of each column."""
-    lines: list[list] = [["method", *(f"{column_title(column)}, {number}" for column in grid.columns
+    lines: list[list] = [["method", *(f"{column.title}, {number}" for column in grid.columns
                                       for number in ("mean", "std", "seeds"))]]
     for row in grid.rows:
         cells = [grid.cells.get((row, column)) for column in grid.columns]
@@ -263,7 +254,7 @@ def table_of_comparisons(comparisons: list[Comparison]) -> list[list[str]]:
     for line in comparisons:
         tag, near = line.column.metric, line.near
         difference = f"{line.difference:+.{metrics.shown(tag).digits}f}" if near else "–"
-        lines.append([line.row, column_title(line.column), str(len(line.ours.seeds)), format_cell(line.ours, tag),
+        lines.append([line.row, line.column.title, str(len(line.ours.seeds)), format_cell(line.ours, tag),
                       format_cell(line.theirs, tag), difference, {True: "yes", False: "no", None: "–"}[line.within],
                       f"{near.table.name}: {near.row.name}" if near else "–",
                       line.deviations or ("none" if near else "–")])

@@ -257,7 +257,7 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
 
     from libml import experiment
     from libml.data import DataFacts, sources
-    from libml.results.predict import Classifier, predict
+    from libml.results.predict import Classifier
 
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, repeat=repeat, augment="d.d.x")
     names = [str(number) for number in range(CLASSES)]
@@ -277,9 +277,9 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
             small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
             small.resize((side, side), Image.Resampling.BICUBIC).save(path)
         few = paths[:keras_files]
-        difference = np.abs(predict(classifier, paths).logits[:len(few)] - one_by_one(few)).max()
+        difference = np.abs(classifier.predict(paths).logits[:len(few)] - one_by_one(few)).max()
         best = take_turns(rounds, keras=timed(lambda: one_by_one(few), len(few)),
-                          predict=timed(lambda: predict(classifier, paths), files))
+                          predict=timed(lambda: classifier.predict(paths), files))
     yield {"images_per_s": 1 / best["predict"], "keras_images_per_s": 1 / best["keras"],
            "ratio": best["keras"] / best["predict"], "largest_difference_of_a_logit": float(difference)}
 

@@ -104,8 +104,8 @@ def test_a_program_without_this_one_loads_it(shipped, exported, described, image
                    check=True, cwd=tmp_path, capture_output=True, timeout=300,
                    env={**ENVIRONMENT, "PYTHONPATH": "", "TF_ENABLE_ONEDNN_OPTS": "0"})
     found = np.load(tmp_path / "found.npz")
-    run = predict.Classifier.of_run(cssl.open(shipped.run))
-    expected, _ = run(images, len(images))
+    run = cssl.open(shipped.run)
+    expected, _ = run.predict(shipped.images / "test").classifier(images, len(images))
     np.testing.assert_array_equal(found["saved_logits"], expected)  # bit by bit, in batches of one size
     np.testing.assert_array_equal(found["bytes_logits"], expected)  # PNG files of the right size
     # Other orders of the same sums; Pillow-free, as the images have the right size.
@@ -116,7 +116,7 @@ def test_a_program_without_this_one_loads_it(shipped, exported, described, image
     for form in ("saved", "keras", "tflite"):
         np.testing.assert_allclose(found[f"{form}_probabilities"], p, atol=5e-6)
     names = json.loads((exported / "classes.json").read_text())
-    assert [name.decode() for name in found["names"]] == names == run.class_names
+    assert [name.decode() for name in found["names"]] == names == run.facts.class_names
     assert [name.decode() for name in found["saved_classes"]] == [names[c] for c in expected.argmax(1)]
 
 
@@ -138,7 +138,7 @@ def test_predict_takes_an_export(shipped, exported, described, program):
 
 def test_the_temperature_is_fitted_on_validation_images(shipped, described):
     data = experiment.load(cssl.open(shipped.run).config)
-    classifier = predict.Classifier.of_run(cssl.open(shipped.run))
+    classifier = cssl.open(shipped.run).predict(shipped.images / "test").classifier
     for part, (images, labels) in {"valid": (data.images[np.sort(data.valid)], data.labels[np.sort(data.valid)]),
                                    "test": (data.test_images, data.test_labels)}.items():
         logits, _ = classifier(images)
