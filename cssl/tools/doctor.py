@@ -1,10 +1,11 @@
-"""Says whether this machine computes what it should: facts about it, then about a minute of checks.
+"""Says whether this machine computes what it should: facts about it, then about two minutes of checks.
 
     cssl-doctor [--fast] [--json] [--train_dir=experiments] [--data_dir=DIR]
 
 Checks: four updates against those of the original program; one step again and again while all cores are busy;
-augmentation against Pillow, with and without XLA. Each line is ok, FAIL or skipped, what was checked, what was
-measured, and how long that took. Exit code 1 if a check fails. The output belongs into every issue.
+augmentation against Pillow, with and without XLA. Each is a process of its own: one that crashes is a line, and the
+others go on. A line is ok or FAIL, what was checked, what was measured, and how long that took. Exit code 1 if a check
+fails. The output belongs into every issue.
 """
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,38 +32,49 @@ import cssl
 from cssl import CSSL, cli, tools
 from libml.config import RunConfig
 from libml.data.names import DATASETS
-from libml.devices.machine import cpu_facts, usable_cores
-from libml.errors import UserError
+from libml.devices.machine import cpu_facts, usable_cores, usable_memory
 from libml.lazy import tf
 
 if TYPE_CHECKING:
     from libml.learn import SSLModel
 
-ROOT = Path(cssl.__file__).resolve().parent.parent  # where `python -m cssl.cssl` finds this very program
-TRAJECTORY = Path(__file__).with_name("trajectory_fixmatch.npz")
+ROOT = Path(cssl.__file__).resolve().parent.parent  # where another Python finds this very program
+GOLDEN = Path(__file__).with_name("trajectory_fixmatch.npz")
 # Rounding makes 1e-5 of the first two updates; the tiny batches amplify it, to 2e-5 and 1e-3 in the next two.
 TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
 GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
 REPEATS = 30
-CHILD_SECONDS = 300  # nothing that is started here takes a tenth of it
+PACKAGES = ("tensorflow", "keras", "numpy", "pillow")
+CHILD_SECONDS = 300  # no check takes a tenth of it
 
 
 class Failed(Exception):
     """What was measured is not as it should be."""
 
 
-class Skipped(Exception):
-    """There is nothing to measure, or nobody asked."""
-
-
 # Facts.
 
-def facts(train_dir: Path, data_dir: Path) -> dict[str, str]:
+def facts(train_dir: str, data_dir: str) -> dict[str, str]:
     """Returns what is known of program and machine; what cannot be found out says why."""
+    from libml import experiment
+    from libml.data import sources
+
+    def prepared() -> list[str]:
+        return [name for name, dataset in DATASETS.items()
+                if dataset.tfds_name and sources.tfds_version_dir(dataset.tfds_name, Path(data_dir))]
+
     tellers: dict[str, Callable[[], str]] = {
-        "program": _program, "versions": _versions, "CPU": _cpu, "devices": _devices, "oneDNN": _onednn,
-        "build": _build, "disk": functools.partial(_disk, train_dir), "memory": _memory,
-        "datasets": functools.partial(_datasets, data_dir)}
+        "program": lambda: f"cssl {cssl.__version__}, commit {experiment.commit_of(ROOT)}, in {ROOT}",
+        "versions": lambda: ", ".join([f"Python {platform.python_version()}", *(
+            f"{name} {metadata.version(name)}" for name in PACKAGES), platform.platform()]),
+        "CPU": _cpu,
+        "GPUs": lambda: "; ".join(map(_gpu, tf.config.list_physical_devices("GPU"))) or "none that TensorFlow can use",
+        "nvidia-smi": lambda: "; ".join(_nvidia_smi("name,memory.total,memory.free,driver_version")) or "not there",
+        "oneDNN": _onednn,
+        "build": lambda: ", ".join(f"{key} {value}" for key, value in tf.sysconfig.get_build_info().items()),
+        "disk": lambda: f"{shutil.disk_usage(_existing(Path(train_dir))).free / 1e9:.1f} GB free for {train_dir}",
+        "memory": lambda: f"{usable_memory() / 1e9:.1f} GB",
+        "datasets": lambda: f"{', '.join([*prepared(), 'digits'])} in {data_dir}"}
     found = {}
     for name, tell in tellers.items():
         try:
@@ -78,86 +91,37 @@ def _first_line(error: Exception) -> str:
     return f"{name}: {line[:200]}"
 
 
-def _program() -> str:
-    from libml import experiment
-
-    return f"cssl {cssl.__version__}, commit {experiment.commit_of(ROOT)}, in {ROOT}"
-
-
-def _versions() -> str:
-    import keras
-    import PIL
-
-    return (f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Keras {keras.__version__}, "
-            f"NumPy {np.__version__}, Pillow {PIL.__version__}; {platform.platform()}")
-
-
 def _cpu() -> str:
     model, flags = cpu_facts()
     vectors = [flag for flag in flags.split() if re.match("avx|fma|f16c|amx|asimd|sve", flag)]
     return f"{model}, {os.cpu_count()} cores ({usable_cores()} usable), {' '.join(vectors) or 'vectors unknown'}"
 
 
-def _devices() -> str:
-    names = ["CPU:0"]
-    for gpu in tf.config.list_physical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpu)
-        capability = ".".join(map(str, details.get("compute_capability", "?")))
-        names.append(f"{gpu.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
-                     f"(compute capability {capability})")
-    if len(names) == 1:
-        names.append("no GPU that TensorFlow can use")
-    if shutil.which("nvidia-smi"):  # knows the size of a GPU's memory, and GPUs that TensorFlow cannot use
-        memory = subprocess.run(["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version",
-                                 "--format=csv,noheader"], capture_output=True, text=True, timeout=60).stdout
-        names.append(f"nvidia-smi (name, memory, free, driver): {'; '.join(memory.strip().splitlines())}")
-    return "; ".join(names)
+def _gpu(device: tf.config.PhysicalDevice) -> str:
+    details = tf.config.experimental.get_device_details(device)
+    capability = ".".join(map(str, details.get("compute_capability", "?")))
+    return (f"{device.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
+            f"(compute capability {capability})")
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    """Returns a line for each GPU that the driver knows: also for those that TensorFlow cannot use."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True,
+                          text=True, timeout=60)
+    return done.stdout.strip().splitlines()
 
 
 def _onednn() -> str:
     from libml.devices import distribute
 
-    if tf.config.list_physical_devices("GPU"):
-        return "of no account: networks run on the GPU"
-    return ("on: fast convolutions on CPUs, but wrong gradients of narrow networks (runs whose --filters is not a "
-            "multiple of 16 turn it off)" if distribute.onednn_is_on() else
-            "off: convolutions on CPUs are slower and add up in another order")
+    return ("on; wrong gradients of narrow networks: runs whose --filters is not a multiple of 16 turn it off"
+            if distribute.onednn_is_on() else "off")
 
 
-def _build() -> str:
-    build = tf.sysconfig.get_build_info()
-    gpus = "CPUs only"
-    if build.get("is_rocm_build"):
-        gpus = "ROCm"
-    elif build.get("is_cuda_build"):
-        gpus = f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"
-    return f"{gpus}; {'XLA' if tf.test.is_built_with_xla() else 'no XLA: no --jit, no views on GPUs'}"
-
-
-def _disk(train_dir: Path) -> str:
-    place = next(path for path in (train_dir.absolute(), *train_dir.absolute().parents) if path.exists())
-    return f"{shutil.disk_usage(place).free / 1e9:.1f} GB free for runs in {train_dir}"
-
-
-def _memory() -> str:
-    kilobytes = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
-    free, total = (1024 * int(kilobytes[name]) / 1e9 for name in ("MemAvailable", "MemTotal"))
-    return f"{free:.1f} GB of {total:.1f} GB free"
-
-
-def _datasets(data_dir: Path) -> str:
-    from libml.data import cache, sources
-
-    found = []
-    for name, dataset in DATASETS.items():
-        folder = sources.tfds_version_dir(dataset.tfds_name, data_dir) if dataset.tfds_name else None
-        if folder:
-            try:
-                state = "not decoded yet" if cache.read(sources.cache_folder(name, folder)) is None else "decoded"
-            except UserError:
-                state = "cache damaged"
-            found.append(f"{name} ({state})")
-    return f"{', '.join(found) or 'none'} in {data_dir}; digits (embedded)"
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 # Checks: each returns what it measured, or raises.
@@ -171,7 +135,7 @@ def trajectory_deviations() -> list[float]:
     from libml import networks
     from libml.augment.augmenter import to_float
 
-    golden = np.load(TRAJECTORY)
+    golden = np.load(GOLDEN)
     network = networks.build("resnet", num_classes=10, image_shape=(32, 32, 3), filters=8, repeat=2, scales=3)
     ends = np.cumsum([math.prod(variable.shape) for variable in network.trainable_variables])
     for variable, values in zip(network.trainable_variables, np.split(golden["init"], ends[:-1]), strict=True):
@@ -189,17 +153,10 @@ def trajectory_deviations() -> list[float]:
     return largest
 
 
-def trajectory() -> str:
+def trajectory(device: str) -> str:
     """Four updates of FixMatch are those of the original program."""
-    child = ("from cssl import cli; cli.start_tensorflow(onednn=False)\n"
-             "import json, tensorflow as tf; tf.config.set_visible_devices([], 'GPU')\n"
-             "from cssl.tools import doctor; print(json.dumps(doctor.trajectory_deviations()))")
-    # TensorFlow settles when it is imported whether it uses oneDNN: this process has it, that one must not.
-    done = subprocess.run([sys.executable, "-c", child], cwd=ROOT, capture_output=True, text=True,
-                          timeout=CHILD_SECONDS)
-    if done.returncode:
-        raise Failed(f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}")
-    deviations = json.loads(done.stdout.splitlines()[-1])
+    with on(device):
+        deviations = trajectory_deviations()
     text = "relative deviations " + ", ".join(f"{value:.1e}" for value in deviations)
     text += " (allowed " + ", ".join(f"{value:g}" for value in TOLERANCES) + ")"
     if not all(value <= allowed for value, allowed in zip(deviations, TOLERANCES, strict=True)):
@@ -211,7 +168,8 @@ def trajectory() -> str:
 def busy_cores() -> Iterator[None]:
     """Keeps all cores busy, each with a process that ends by itself should this one die."""
     spin = f"import time; end = time.monotonic() + {CHILD_SECONDS}\nwhile time.monotonic() < end: pass"
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(usable_cores())]
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) for _ in range(usable_cores())]
     try:
         yield
     finally:
@@ -276,7 +234,7 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(np.subtract(a, b, dtype=np.float64)).max() / (np.abs(b).max() or 1))
 
 
-def pillow(device: str, jit: bool) -> str:
+def pillow(device: str, jit: bool = False) -> str:
     """Every operation of CTAugment, RandAugment and AutoAugment makes the pixels that Pillow makes."""
     from libml.augment import AUTO_OPS, OPS, Augmenter
 
@@ -301,49 +259,65 @@ def pillow(device: str, jit: bool) -> str:
     return f"{len(OPS)} and {len(AUTO_OPS)} operations: no pixel of {2 * number} images differs"
 
 
-def skipped(reason: str) -> str:
-    """Stands for a check that cannot be made, or that nobody asked for."""
-    raise Skipped(reason)
+CHECKS: dict[str, Callable[[str], str]] = {
+    "trajectory of the original program": trajectory, "repeated steps": repeated_steps, "Pillow": pillow,
+    "Pillow with XLA": functools.partial(pillow, jit=True)}
 
 
-def checks(fast: bool) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yields the checks of this machine, by name."""
-    gpus = [f"GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]
-    yield "trajectory of the original program", trajectory
-    for device in ("CPU:0", *gpus):
-        yield f"repeated steps, {device}", functools.partial(repeated_steps, device)
-        yield f"Pillow, {device}", functools.partial(pillow, device, False)
-        yield f"Pillow, {device} with XLA", (functools.partial(skipped, "left out by --fast") if fast else
-                                             functools.partial(pillow, device, True))
-    if not gpus:
-        yield "GPU", functools.partial(skipped, "no GPU visible")
+# Each check is a process of its own.
+
+def child(task: str, *arguments: str) -> None:
+    """Runs a check, or gathers the facts, and prints what came of it as JSON: whether it went well, and what it says.
+
+    TensorFlow settles when it is imported whether it uses oneDNN: most checks have it, the trajectory must not.
+    """
+    cli.start_tensorflow(onednn=not task.startswith("trajectory"))
+    for gpu in tf.config.list_physical_devices("GPU"):  # leaves memory to others
+        tf.config.experimental.set_memory_growth(gpu, True)
+    try:
+        well, said = True, json.dumps(facts(*arguments)) if task == "facts" else CHECKS[task](*arguments)
+    except Exception as error:
+        well, said = False, str(error) if isinstance(error, Failed) else _first_line(error)
+    print(json.dumps([well, said]))
 
 
-@dataclass(frozen=True)
-class Check:
-    """The outcome of a check: ok, FAIL or skipped."""
+def program_of(task: str, *arguments: str) -> list[str]:
+    """Returns the command line of a process that calls `child`."""
+    return [sys.executable, "-c", f"from cssl.tools import doctor; doctor.child(*{(task, *arguments)!r})"]
+
+
+def in_child(task: str, *arguments: str) -> tuple[bool, str]:
+    """Returns what a process that calls `child` printed; one that was ended, or does not end, failed."""
+    try:
+        done = subprocess.run(program_of(task, *arguments), cwd=ROOT, capture_output=True, text=True,
+                              errors="replace", timeout=CHILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {CHILD_SECONDS} s"
+    if done.returncode == 0:
+        well, said = json.loads(done.stdout.splitlines()[-1])
+        return well, said
+    ended = f"exit code {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
+    return False, f"{ended}: {(done.stderr.strip().splitlines() or ['nothing was said'])[-1][:200]}"
+
+
+class Outcome(NamedTuple):
+    """What came of a check."""
 
     result: str
     name: str
     measured: str
     seconds: float
 
-    def __str__(self) -> str:
-        return f"{self.result:<8}{self.name:<36}{self.measured}  [{self.seconds:.1f} s]"
 
-
-def run_check(name: str, check: Callable[[], str]) -> Check:
-    """Runs a check; whatever it raises is its outcome."""
-    begun = time.perf_counter()
-    try:
-        result, measured = "ok", check()
-    except Skipped as reason:
-        result, measured = "skipped", str(reason)
-    except Failed as reason:
-        result, measured = "FAIL", str(reason)
-    except Exception as error:  # the others still run
-        result, measured = "FAIL", _first_line(error)
-    return Check(result, name, measured, round(time.perf_counter() - begun, 1))
+def run_checks(devices: list[str], fast: bool) -> Iterator[Outcome]:
+    """Runs the checks of this machine, one after the other."""
+    for name in CHECKS:
+        for device in devices[:1] if name.startswith("trajectory") else devices:
+            if not (fast and name.endswith("XLA")):
+                begun = time.perf_counter()
+                well, measured = in_child(name, device)
+                yield Outcome("ok" if well else "FAIL", f"{name}, {device}", measured,
+                              round(time.perf_counter() - begun, 1))
 
 
 def main() -> int:
@@ -356,27 +330,24 @@ def main() -> int:
     args = parser.parse_args()
     lines = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
     try:
-        cli.start_tensorflow()
-        with suppress(RuntimeError):  # a Python program has used its devices before, as they are
-            for gpu in tf.config.list_physical_devices("GPU"):  # leaves memory to the runs that are started here
-                tf.config.experimental.set_memory_growth(gpu, True)
-        known = facts(args.train_dir.expanduser(), args.data_dir.expanduser())
-        for name, fact in known.items():
-            lines(f"{name:<12}{fact}")
-        lines()
+        places = [str(place.expanduser().absolute()) for place in (args.train_dir, args.data_dir)]
+        well, found = in_child("facts", *places)
+        known = json.loads(found) if well else {"facts": f"unknown ({found})"}
+        lines("".join(f"{name:<12}{fact}\n" for name, fact in known.items()))
         done = []
-        for name, check in checks(args.fast):
-            done.append(run_check(name, check))
-            lines(done[-1])
+        for outcome in run_checks(["CPU:0", *re.findall(r"\bGPU:\d+", known.get("GPUs", ""))], args.fast):
+            done.append(outcome)
+            lines("{:<6}{:<44}{}  [{:.1f} s]".format(*outcome))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    failed = sum(check.result == "FAIL" for check in done)
+    failed = [outcome.name for outcome in done if outcome.result == "FAIL"] + ["facts"] * (not well)
     if args.json:
-        print(json.dumps({"ok": not failed, "facts": known, "checks": [asdict(check) for check in done]}, indent=1))
+        checks = [outcome._asdict() for outcome in done]
+        print(json.dumps({"ok": not failed, "facts": known, "checks": checks}, indent=1))
     else:
-        lines(f"\n{failed} of {len(done)} checks failed" if failed else "\nThis machine computes what it should.")
-    return int(failed > 0)
+        lines(f"\nFailed: {'; '.join(failed)}." if failed else "\nThis machine computes what it should.")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ RUNS are run folders, folders above them, or globs. The page needs no network, n
 Unfinished and damaged runs are named on it; what a run did not store is left out with a remark.
 """
 import base64
+import functools
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -66,10 +67,10 @@ def text(value: object) -> str:
 
 def table(lines: list[list[str]]) -> str:
     """Formats a header and rows."""
-    header, *rows = lines
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (f'<div class="scroll"><table><tr>{"".join(f"<th>{text(cell)}</th>" for cell in header)}</tr>{body}'
-            "</table></div>")
+    cells = ("th", *["td"] * (len(lines) - 1))
+    rows = ("".join(f"<{cell}>{text(value)}</{cell}>" for value in line)
+            for cell, line in zip(cells, lines, strict=True))
+    return f'<div class="scroll"><table>{"".join(f"<tr>{row}</tr>" for row in rows)}</table></div>'
 
 
 def note(message: object) -> str:
@@ -77,9 +78,11 @@ def note(message: object) -> str:
     return f'<p class="note">{text(message)}</p>'
 
 
-def embedded(data: bytes) -> str:
-    """Returns a PNG as a data URL."""
-    return "data:image/png;base64," + base64.b64encode(data).decode()
+def png(save: Callable[[io.BytesIO], object]) -> str:
+    """Returns a picture, by what writes it as PNG, as a data URL."""
+    buffer = io.BytesIO()
+    save(buffer)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def figure(plot: Callable[[], Figure | None], alternative: str) -> str:
@@ -90,98 +93,86 @@ def figure(plot: Callable[[], Figure | None], alternative: str) -> str:
         return note(error)
     if plotted is None:
         return ""
-    buffer = io.BytesIO()
-    plotted.savefig(buffer, format="png", dpi=100)
     wide = " wide" if plotted.get_size_inches()[0] > 4.5 else ""  # more than a small screen shows
-    return (f'<div class="scroll"><img class="figure{wide}" alt="{text(alternative)}" '
-            f'src="{embedded(buffer.getvalue())}"></div>')
+    source = png(functools.partial(plotted.savefig, format="png", dpi=100))
+    return f'<div class="scroll"><img class="figure{wide}" alt="{text(alternative)}" src="{source}"></div>'
 
 
-def card(image: np.ndarray, right: bool | None, alternative: str, caption: str) -> str:
-    """Formats one image; its frame says whether its class is right, if that is known."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    kind = "unknown" if right is None else "right" if right else "wrong"
-    return (f'<figure class="{kind}"><img alt="{alternative}" src="{embedded(buffer.getvalue())}">'
-            f"<figcaption>{caption}</figcaption></figure>")
-
-
-def groups_of_cards(groups: dict[str, Sequence[str]]) -> str:
-    """Formats cards under their titles; empty groups are left out."""
-    return "".join(f'<h4>{title}</h4><div class="samples">{"".join(cards)}</div>'
-                   for title, cards in groups.items() if cards)
-
-
-def sparkline(values: Sequence[float]) -> str:
+def sparkline(values: list[float]) -> str:
     """Draws numbers from 0 to 1 as a line."""
-    values = [values[0], *values] if len(values) == 1 else values
+    values = values if len(values) > 1 else 2 * values
     points = " ".join(f"{100 * i / (len(values) - 1):.1f},{30 - 28 * value:.1f}" for i, value in enumerate(values))
     return (f'<svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="alpha over the run, from '
             f'{values[0]:.2f} to {values[-1]:.2f}"><polyline points="{points}"></polyline></svg>')
 
 
 class Samples:
-    """The unlabelled images that a run keeps, with its predictions and, of some methods, their credal sets."""
+    """Images with their predictions [N, K], and their classes, -1 where these are unknown."""
 
-    def __init__(self, run: Run):
-        arrays = run.arrays("pseudo_labels", ("images", "probabilities", "labels", "class_names"))
-        self.images, self.q, self.labels = arrays["images"], arrays["probabilities"], arrays["labels"]
-        self.names = [text(name) for name in arrays["class_names"]]
-        self.known, self.right = self.labels >= 0, self.q.argmax(1) == self.labels
-        self.reports = [report["credal"] for report in run.reports if "credal" in report]
-        self.credal = run.arrays("pseudo_labels", ("class", "alpha", "aligned")) if self.reports else {}
+    def __init__(self, kind: str, images: np.ndarray, q: np.ndarray, labels: np.ndarray, names: Iterable[str]):
+        self.kind, self.images, self.q, self.labels, self.names = kind, images, q, labels, list(map(text, names))
+        self.known, self.right = labels >= 0, q.argmax(1) == labels
+        self.surest = np.argsort(-q.max(1), kind="stable")
 
-    def truth(self, index: int) -> str:
-        """The class of an image, if known."""
-        return f'<span class="quiet">truth: {self.names[self.labels[index]] if self.known[index] else "unknown"}</span>'
+    def best(self, p: np.ndarray, count: int, gap: str = " ") -> list[str]:
+        """The most probable classes of a distribution, each with its probability."""
+        return [f"{self.names[c]}{gap}{p[c]:.2f}" for c in np.argsort(-p, kind="stable")[:count]]
 
-    def set_of(self, index: int) -> str:
-        """Describes the credal set of an image: p(class) >= 1 - alpha, and the aligned prediction."""
-        if not self.credal:
-            return ""
-        alpha, aligned = self.credal["alpha"][index], self.credal["aligned"][index]
-        best = ", ".join(f"{self.names[c]}&nbsp;{aligned[c]:.2f}" for c in np.argsort(-aligned, kind="stable")[:2])
-        return (f'<div class="alpha"><i style="width: {100 * alpha:.1f}%"></i></div>α = {alpha:.2f}<br>'
-                f"p({self.names[self.credal['class'][index]]}) ≥&nbsp;{1 - alpha:.2f}<br>"
-                f'<span class="quiet">aligned: {best}</span><br>')
+    def card(self, index: int, guesses: int, above: str = "", below: str = "") -> str:
+        """Shows an image with its most probable classes and the truth; its frame says whether the first is right."""
+        frame = "unknown" if not self.known[index] else "right" if self.right[index] else "wrong"
+        source = png(functools.partial(Image.fromarray(self.images[index]).save, format="PNG"))
+        truth = self.names[self.labels[index]] if self.known[index] else "unknown"
+        return (f'<figure class="{frame}"><img alt="{self.kind} image" src="{source}"><figcaption>{above}'
+                f'{"<br>".join(self.best(self.q[index], guesses))}<br>{below}<span class="quiet">truth: {truth}</span>'
+                "</figcaption></figure>")
 
-    def card(self, index: int, over_time: bool = False) -> str:
-        """Shows an image with its pseudo-label, its credal set, how that has shrunk if asked for, and the truth."""
-        right = bool(self.right[index]) if self.known[index] else None
-        line = sparkline([report["alpha"][index] for report in self.reports]) if over_time else ""
-        guess = int(self.q[index].argmax())
-        return card(self.images[index], right, "training image",
-                    f"{line}{self.names[guess]} {self.q[index, guess]:.2f}<br>{self.set_of(index)}{self.truth(index)}")
+
+def groups_of_cards(groups: dict[str, list[str]]) -> str:
+    """Formats cards under their titles; empty groups are left out."""
+    return "".join(f'<h4>{title}</h4><div class="samples">{"".join(cards)}</div>'
+                   for title, cards in groups.items() if cards)
 
 
 def pseudo_labels(run: Run, images: bool) -> str:
     """Shows credal sets and how they shrink; confident right, confident wrong and unsure pseudo-labels."""
+    reports = [report["credal"] for report in run.reports if "credal" in report]  # of some methods
     try:
-        samples = Samples(run)
+        stored = run.arrays("pseudo_labels", ("images", "probabilities", "labels", "class_names"))
+        sets = run.arrays("pseudo_labels", ("class", "alpha", "aligned")) if reports else {}
     except UserError as error:
         return note(error)
-    known, right = samples.known, samples.right
+    samples = Samples("training", *stored.values())
+    known, right, order = samples.known, samples.right, samples.surest
     share = f"{np.mean(right[known]):.1%} of {known.sum()} with a known class are right. " if known.any() else ""
     parts = [f'<p class="quiet">{len(known)} unlabelled images at the last report, as they are, without augmentation, '
              f"predicted by the averaged model. {share}</p>"]
-    if samples.credal:
-        outside = known & (samples.credal["class"] != samples.labels)
+    if sets:
+        outside = known & (sets["class"] != samples.labels)
         parts += ["<p>A credal set holds all distributions that give its class at least 1 − α; the bar is α. As the "
-                  "run becomes sure, sets shrink to one label. "
-                  f"{np.mean(samples.credal['alpha'] < 0.05):.1%} have α below 0.05; "
-                  f"{int(outside.sum())} are built around a wrong class.</p>",
+                  f"run becomes sure, sets shrink to one label. {np.mean(sets['alpha'] < 0.05):.1%} have α below 0.05; "
+                  f"{outside.sum()} are built around a wrong class.</p>",
                   figure(lambda: plots.credal_sets(run), "credal sets over time")]
     if not images:
         return "".join(parts)
-    order = np.argsort(-samples.q.max(1), kind="stable")
-    chosen = {"Confident and right": order[(known & right)[order]],
-              "Confident and wrong": order[(known & ~right)[order]],
-              "Confident, truth unknown": order[~known[order]], "Least confident": order[::-1]}
-    groups: dict[str, Sequence[str]] = {}
-    if samples.credal:
-        groups["How the sets of the first images shrank (α over the run)"] = [
-            samples.card(index, over_time=True) for index in range(len(samples.reports[-1]["alpha"]))]
-    groups |= {title: [samples.card(index) for index in found[:SAMPLES]] for title, found in chosen.items()}
+
+    def card(index: int, above: str = "") -> str:
+        """With its credal set: p(class) >= 1 - alpha, and the aligned prediction."""
+        if not sets:
+            return samples.card(index, 1, above)
+        alpha = sets["alpha"][index]
+        return samples.card(index, 1, above, (
+            f'<div class="alpha"><i style="width: {100 * alpha:.1f}%"></i></div>α = {alpha:.2f}<br>'
+            f"p({samples.names[sets['class'][index]]}) ≥&nbsp;{1 - alpha:.2f}<br>"
+            f'<span class="quiet">aligned: {", ".join(samples.best(sets["aligned"][index], 2, "&nbsp;"))}</span><br>'))
+
+    over_time = np.transpose([report["alpha"] for report in reports])  # a row for each image that reports follow
+    groups = {"How the sets of the first images shrank (α over the run)": [
+        card(index, sparkline(alphas.tolist())) for index, alphas in enumerate(over_time)]}
+    for title, chosen in {"Confident and right": order[(known & right)[order]],
+                          "Confident and wrong": order[(known & ~right)[order]],
+                          "Confident, truth unknown": order[~known[order]], "Least confident": order[::-1]}.items():
+        groups[title] = [card(index) for index in chosen[:SAMPLES]]
     return "".join(parts) + groups_of_cards(groups)
 
 
@@ -190,50 +181,43 @@ def test_images(run: Run) -> str:
     try:
         stored = run.arrays("test_samples", ("images", "index"))
         predicted = run.arrays("predictions", ("probabilities", "labels"))
-        names = [text(name) for name in run.arrays("pseudo_labels", ("class_names",))["class_names"]]
+        names = run.arrays("pseudo_labels", ("class_names",))["class_names"]
     except UserError:
         return note("This run has stored no test images; training does at every report, since this version.")
-    p, labels = predicted["probabilities"][stored["index"]], predicted["labels"][stored["index"]]
-    order = np.argsort(-p.max(1), kind="stable")
-
-    def show(i: int) -> str:
-        best = [f"{names[c]} {p[i, c]:.2f}" for c in np.argsort(-p[i], kind="stable")[:2]]
-        return card(stored["images"][i], bool(p[i].argmax() == labels[i]), "test image",
-                    f'{"<br>".join(best)}<br><span class="quiet">truth: {names[labels[i]]}</span>')
-
-    wrong = order[(p.argmax(1) != labels)[order]]
-    return groups_of_cards({"Test images: most uncertain": [show(i) for i in order[::-1][:SAMPLES]],
-                            "Test images: confident and wrong": [show(i) for i in wrong[:SAMPLES]]})
+    q, labels = (array[stored["index"]] for array in predicted.values())
+    samples = Samples("test", stored["images"], q, labels, names)
+    order = samples.surest
+    return groups_of_cards({f"Test images: {title}": [samples.card(index, 2) for index in chosen[:SAMPLES]]
+                            for title, chosen in (("most uncertain", order[::-1]),
+                                                  ("confident and wrong", order[~samples.right[order]]))})
 
 
-def comparison(first: Run, second: Run) -> str:
+def comparison(pair: list[Run]) -> str:
     """Sets two runs beside each other: settings in which they differ, results, agreement, calibration, classes."""
-    pair = (first, second)
-    names = [f"{letter}: {run.method} on {run.settings.get('dataset', '?')}"
-             for letter, run in zip("AB", pair, strict=True)]
+    (first, second), lettered = pair, dict(zip("AB", pair, strict=True))
     shared = {*first.settings} & {*second.settings}
     settings = [[key, *(str(run.settings[key]) for run in pair)] for key in sorted(shared)
                 if first.settings[key] != second.settings[key]]
+    names = [f"{letter}: {run.method} on {run.settings.get('dataset', '?')}" for letter, run in lettered.items()]
     parts = ["<h2>Side by side</h2>", table([["", *names], *(settings or [["settings", "the same", "the same"]])])]
-    for letter, run in zip("AB", pair, strict=True):
+    for letter, run in lettered.items():
         own = ", ".join(f"{key} = {value}" for key, value in sorted(run.settings.items()) if key not in shared)
         parts.append(f'<p class="quiet">Settings that only {letter} has: {text(own)}.</p>' if own else "")
-    tags = [tag for tag in METRICS if all(len(run.series(tag)[1]) for run in pair)]
-    if tags:
-        results = {tag: [run.result(tag) for run in pair] for tag in tags}
-        parts.append(table([["median of the last 20", "A", "B", "B − A"], *(
-            [shown(tag).column, *(f"{value:{sign}.{shown(tag).digits}f}" for sign, value in (("", a), ("", b),
-                                                                                             ("+", b - a)))]
-            for tag, (a, b) in results.items())]))
+    lines = [["median of the last 20", "A", "B", "B − A"]]
+    for tag in METRICS:
+        if all(len(run.series(tag)[1]) for run in pair):
+            a, b, digits = first.result(tag), second.result(tag), shown(tag).digits
+            lines.append([shown(tag).column, f"{a:.{digits}f}", f"{b:.{digits}f}", f"{b - a:+.{digits}f}"])
+    parts.append(table(lines) if len(lines) > 1 else "")
     try:
         stored = [run.arrays("predictions", ("probabilities", "labels")) for run in pair]
-        if np.array_equal(stored[0]["labels"], stored[1]["labels"]):
-            a, b = (arrays["probabilities"].argmax(1) == arrays["labels"] for arrays in stored)
-            parts.append(table([["test images, at the last report", "B right", "B wrong"],
-                                ["A right", str(int((a & b).sum())), str(int((a & ~b).sum()))],
-                                ["A wrong", str(int((~a & b).sum())), str(int((~a & ~b).sum()))]]))
     except UserError:  # the figures below say what is missing
-        pass
+        stored = []
+    if stored and np.array_equal(stored[0]["labels"], stored[1]["labels"]):
+        hits = [arrays["probabilities"].argmax(1) == arrays["labels"] for arrays in stored]
+        parts.append(table([["test images, at the last report", "B right", "B wrong"], *(
+            [f"A {word}", str(int((a & hits[1]).sum())), str(int((a & ~hits[1]).sum()))]
+            for word, a in (("right", hits[0]), ("wrong", ~hits[0])))]))
     return "".join([*parts, figure(lambda: plots.reliability(pair), "both reliability diagrams"),
                     figure(lambda: plots.class_accuracy(pair), "accuracy of each class, both runs")])
 
@@ -254,21 +238,36 @@ def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
     if command:
         parts.append(f"<h4>Command</h4><pre>{text(command)}</pre>")
     settings = "<br>".join(f"{text(key)} = {text(value)}" for key, value in sorted(run.settings.items()))
-    parts.append("<details><summary>Environment and configuration</summary>"
-                 f"{table([list(environment), [str(value) for value in environment.values()]])}"
+    facts = table([[*environment], [*environment.values()]])
+    parts.append(f"<details><summary>Environment and configuration</summary>{facts}"
                  f'<p class="settings">{settings}</p></details>')
     if run.reports and figures:
-        parts += ["<h4>Calibration on the test set</h4>",
-                  figure(lambda: plots.reliability([run]), "reliability diagram and histogram of confidences"),
-                  "<h4>Accuracy of each class</h4>",
-                  figure(lambda: plots.class_accuracy([run]), "accuracy of each class"),
-                  "<h4>Predicted classes</h4>",
-                  figure(lambda: plots.class_distribution([run]), "predicted classes over time"),
-                  "<h4>CTAugment rates</h4>",
-                  figure(lambda: plots.augmentation_rates(run), "CTAugment rates") or note("None stored: this run has "
-                                                                                           "no CTAugment."),
-                  "<h4>Pseudo-labels</h4>", pseudo_labels(run, images), test_images(run) if images else ""]
+        rates = figure(lambda: plots.augmentation_rates(run), "CTAugment rates")
+        found = {"Calibration on the test set": figure(lambda: plots.reliability([run]),
+                                                       "reliability diagram and histogram of confidences"),
+                 "Accuracy of each class": figure(lambda: plots.class_accuracy([run]), "accuracy of each class"),
+                 "Predicted classes": figure(lambda: plots.class_distribution([run]), "predicted classes over time"),
+                 "CTAugment rates": rates or note("None stored: this run has no CTAugment."),
+                 "Pseudo-labels": pseudo_labels(run, images)}
+        parts += [f"<h4>{title}</h4>{content}" for title, content in found.items()]
+        parts.append(test_images(run) if images else "")
     return "\n".join([*parts, "</details>"])
+
+
+def results(runs: list[Run], tags: list[str]) -> list[str]:
+    """Formats means over seeds, alone and beside the paper's."""
+    grid = tables.summarise(runs, tags)
+    remarks = [note(remark) for remark in grid.notes]
+    if not grid.cells:
+        return [note("No finished run yet."), *remarks]
+    comparisons = [line for line in tables.compare_with_paper(grid) if line.near]
+    beside = ["<p>The paper has no result for these methods, datasets and label numbers.</p>"]
+    if comparisons:
+        beside = ["<p>Lienen &amp; Hüllermeier, NeurIPS 2021. “Within 2 std” uses the paper's standard deviation; "
+                  "deviations are settings in which these runs differ from the paper's.</p>",
+                  table(tables.table_of_comparisons(comparisons))]
+    return ["<p>Mean ± standard deviation over split seeds (their number in brackets) of the median of the last 20 "
+            "reports.</p>", table(tables.table_of(grid)), "<h2>Next to the paper's numbers</h2>", *beside, *remarks]
 
 
 def page(runs: list[Run], title: str, images: bool = True) -> str:
@@ -276,27 +275,13 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
     reported = [run for run in runs if run.reports]
     tags = ["error", *(tag for tag in METRICS
                        if tag != "accuracy" and any(len(run.series(tag)[1]) for run in reported))]
-    grid = tables.summarise(runs, tags)
-    done = sum(run.finished for run in runs)
     parts = ["<!DOCTYPE html>", f'<html lang="en"><head><meta charset="utf-8">'
              f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{text(title)}</title>',
              f"<style>{STYLE}</style></head><body><h1>{text(title)}</h1>",
-             f'<p class="quiet">Runs: {len(runs)}, finished: {done}.</p>', "<h2>Results</h2>"]
-    if grid.cells:
-        parts += ["<p>Mean ± standard deviation over split seeds (their number in brackets) of the median of the last "
-                  "20 reports.</p>", table(tables.table_of(grid)), "<h2>Next to the paper's numbers</h2>"]
-        comparisons = tables.compare_with_paper(grid)
-        if any(line.near for line in comparisons):
-            parts += ["<p>Lienen &amp; Hüllermeier, NeurIPS 2021. “Within 2 std” uses the paper's standard deviation; "
-                      "deviations are settings in which these runs differ from the paper's.</p>",
-                      table(tables.table_of_comparisons([line for line in comparisons if line.near]))]
-        else:
-            parts.append("<p>The paper has no result for these methods, datasets and label numbers.</p>")
-    else:
-        parts.append(note("No finished run yet."))
-    parts += [note(remark) for remark in grid.notes]
+             f'<p class="quiet">Runs: {len(runs)}, finished: {sum(run.finished for run in runs)}.</p>',
+             "<h2>Results</h2>", *results(runs, tags)]
     if len(reported) == len(runs) == 2:
-        parts.append(comparison(*runs))
+        parts.append(comparison(runs))
     parts += ["<h2>Learning curves</h2>",
               figure(lambda: plots.curves(reported, tags), "metrics on the test set over time"),
               "<h2>Pseudo-labels over time</h2>",

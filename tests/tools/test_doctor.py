@@ -1,5 +1,6 @@
 """The doctor: what it says of a machine, that its checks can fail, and that failures end in lines and exit codes."""
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,93 +10,106 @@ from helpers import invoke
 
 from cssl.tools import doctor
 from libml.augment import OPS, Augmenter
-from libml.data import cache, sources
+
+FACTS = ["program", "versions", "CPU", "GPUs", "nvidia-smi", "oneDNN", "build", "disk", "memory", "datasets"]
 
 
 def test_facts(tmp_path, monkeypatch):
-    found = doctor.facts(tmp_path / "not" / "there", tmp_path)
-    assert list(found) == ["program", "versions", "CPU", "devices", "oneDNN", "build", "disk", "memory",
-                           "datasets"]
+    (tmp_path / "cifar100" / "1.0.0").mkdir(parents=True)
+    (tmp_path / "cifar100" / "1.0.0" / "dataset_info.json").touch()
+    found = doctor.facts(str(tmp_path / "not" / "there"), str(tmp_path))
+    assert list(found) == FACTS
     assert not [fact for fact in found.values() if fact.startswith("unknown")]
-    assert f"TensorFlow {tf.__version__}" in found["versions"] and found["oneDNN"].startswith("off")
-    assert found["datasets"] == f"none in {tmp_path}; digits (embedded)"
+    assert f"tensorflow {tf.__version__}" in found["versions"] and found["oneDNN"] == "off"
+    assert found["datasets"] == f"cifar100, digits in {tmp_path}"
     monkeypatch.setattr(doctor, "_cpu", lambda: [][0])
-    assert doctor.facts(tmp_path, tmp_path)["CPU"] == "unknown (IndexError: list index out of range)"
-
-
-def test_datasets(tmp_path):
-    for name in ("cifar10", "cifar100", "stl10"):
-        (tmp_path / name / "1.0.0").mkdir(parents=True)
-        (tmp_path / name / "1.0.0" / "dataset_info.json").touch()
-    for name in ("cifar10", "cifar100"):
-        cache.write(sources.cache_folder(name, tmp_path / name / "1.0.0"),
-                    lambda writer: writer.add("images", np.zeros(3)))
-    next(tmp_path.rglob("*-cifar100/images.npy")).write_bytes(b"")
-    assert doctor._datasets(tmp_path).startswith("cifar10 (decoded), cifar100 (cache damaged), stl10 (not decoded yet)")
+    assert doctor.facts(str(tmp_path), str(tmp_path))["CPU"] == "unknown (IndexError: list index out of range)"
 
 
 @pytest.mark.slow
 def test_command_line(command, tmp_path):
     done = command("cssl-doctor", "--fast", "--json", f"--train_dir={tmp_path}", f"--data_dir={tmp_path}")
     found = json.loads(done.stdout)
-    assert found["ok"] and found["facts"]["datasets"].startswith(f"none in {tmp_path}")
+    assert found["ok"] and found["facts"]["datasets"] == f"digits in {tmp_path}"
     assert {check["name"]: check["result"] for check in found["checks"]} == {
-        "trajectory of the original program": "ok", "repeated steps, CPU:0": "ok", "Pillow, CPU:0": "ok",
-        "Pillow, CPU:0 with XLA": "skipped", "GPU": "skipped"}
+        "trajectory of the original program, CPU:0": "ok", "repeated steps, CPU:0": "ok", "Pillow, CPU:0": "ok"}
     lines = done.stderr.splitlines()  # as they are printed without --json
-    assert [line.split()[0] for line in lines if line.endswith(" s]")] == [check["result"] for check in found["checks"]]
-    assert any(line.startswith("ok      repeated steps, CPU:0               0 of 30 repeats differ") for line in lines)
+    assert [line.split()[0] for line in lines if line.endswith(" s]")] == ["ok"] * 3
+    start = f"{'ok':<6}{'repeated steps, CPU:0':<44}0 of 30 repeats differ"
+    assert any(line.startswith(start) for line in lines)
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Checks that take no time, but for those a test puts back."""
-    def fake(*arguments):
-        return "nothing"
+def children(monkeypatch):
+    """Programs that take the place of the children, by task; the others say at once that all is well."""
+    programs = {"facts": "print('[true, \"{}\"]')"}
 
-    real = dict(vars(doctor))
-    for name in ("trajectory", "repeated_steps", "pillow"):
-        monkeypatch.setattr(doctor, name, fake)
-    return real
+    def program(task, *arguments):
+        return [sys.executable, "-S", "-c", programs.get(task, "print('[true, \"nothing\"]')")]
+
+    monkeypatch.setattr(doctor, "program_of", program)
+    return programs
 
 
-@pytest.mark.slow
-def test_failures_are_lines_and_an_exit_code(quick, monkeypatch):
-    def broken(device):
-        raise ValueError("first line\nsecond line")
+def lines_of(done):
+    return [line for line in done.stdout.splitlines() if line.endswith(" s]")]
 
-    monkeypatch.setattr(doctor, "repeated_steps", broken)
-    monkeypatch.setattr(doctor, "trajectory", quick["trajectory"])
-    monkeypatch.setattr(doctor, "TOLERANCES", (1e-5, 1e-5, 1e-4, 0.0))
+
+def test_checks_that_end_badly_are_lines_and_an_exit_code(children, monkeypatch):
+    """One that says so, one that aborts as C++ does, one that is killed, one that hangs: the others go on."""
+    children["facts"] = """print('[true, "{\\\\"GPUs\\\\": \\\\"GPU:0 A, GPU:1 B\\\\"}"]')"""
+    children["trajectory of the original program"] = "print('[false, \"relative deviations 1\"]')"
+    children["repeated steps"] = "import os, sys; print('first\\nF0000 LLVM ERROR', file=sys.stderr); os.abort()"
+    children["Pillow"] = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    children["Pillow with XLA"] = "import time; time.sleep(60)"
+    monkeypatch.setattr(doctor, "CHILD_SECONDS", 2)
     done = invoke("doctor")
-    lines = [line for line in done.stdout.splitlines() if line.endswith(" s]")]
-    assert done.code == 1 and "2 of 5 checks failed" in done.stdout and "second line" not in done.stdout
-    assert lines[0].startswith("FAIL    trajectory of the original program  relative deviations ")
-    assert "(allowed 1e-05, 1e-05, 0.0001, 0)" in lines[0]
-    assert lines[1].startswith("FAIL    repeated steps, CPU:0               ValueError: first line  [")
-    assert [line.split()[0] for line in lines[2:]] == ["ok"] * 2 + ["skipped"]
+    expected = {"trajectory of the original program, CPU:0": "relative deviations 1"}
+    for device in ("CPU:0", "GPU:0", "GPU:1"):
+        expected |= {f"repeated steps, {device}": "SIGABRT: F0000 LLVM ERROR",
+                     f"Pillow, {device}": "SIGSEGV: nothing was said",
+                     f"Pillow with XLA, {device}": "no answer within 2 s"}
+    found = {line[6:50].strip(): line[50:].rpartition("  [")[0] for line in lines_of(done)}
+    assert done.code == 1 and found == expected
+    assert f"\nFailed: {'; '.join(found)}.\n" in done.stdout
 
 
-def test_errors_while_tracing_are_named():
+def test_a_machine_without_facts(children):
+    children["facts"] = "import os; os.abort()"
+    done = invoke("doctor", "--fast")
+    assert done.code == 1 and done.stdout.startswith("facts       unknown (SIGABRT: nothing was said)\n")
+    assert [line.split()[0] for line in lines_of(done)] == ["ok"] * 3 and done.stdout.endswith("\nFailed: facts.\n")
+
+
+def test_errors_while_tracing_are_named(monkeypatch, capsys):
     @tf.function
-    def traced():
+    def traced(device):
         raise ValueError("what happened")
 
-    assert doctor.run_check("x", traced).measured == "ValueError: what happened"
+    monkeypatch.setitem(doctor.CHECKS, "Pillow", traced)
+    doctor.child("Pillow", "CPU:0")
+    assert json.loads(capsys.readouterr().out) == [False, "ValueError: what happened"]
 
 
-def test_success(quick):
+def test_success(children):
     done = invoke("doctor")
     assert done.code == 0 and done.stdout.endswith("\nThis machine computes what it should.\n")
+    assert len(lines_of(done)) == 4
 
 
-def test_interrupt(quick, monkeypatch):
+def test_interrupt(children, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "pillow", interrupted)
+    monkeypatch.setattr(doctor, "run_checks", interrupted)
     done = invoke("doctor", "--json")
     assert (done.code, done.stdout) == (130, "") and done.stderr.endswith("stopped\n")
+
+
+def test_deviations_from_the_original(monkeypatch):
+    monkeypatch.setattr(doctor, "trajectory_deviations", lambda: [1e-7, 1e-7, 1e-7, np.nan])
+    with pytest.raises(doctor.Failed, match=r"1\.0e-07, nan \(allowed 1e-05, 1e-05, 0\.0001, 0\.005\)$"):
+        doctor.trajectory("CPU:0")
 
 
 @pytest.mark.parametrize(("device", "noise", "failed"), [
