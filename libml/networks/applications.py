@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from libml.data import files
@@ -41,11 +42,9 @@ def parse(arch: str) -> tuple[str, dict[str, float]]:
     found = {}
     for argument in arguments:
         key, _, text = argument.partition("=")
-        try:
+        with suppress(ValueError):
             found[key] = float(text)
-        except ValueError:
-            found[key] = 0.0
-        if key != "alpha" or not name.startswith("MobileNet") or not 0 < found[key] < 100:
+        if key != "alpha" or not name.startswith("MobileNet") or not 0 < found.get(key, 0) < 100:
             raise OptionError(f"arch={arch}: {argument!r} is no argument of {name}; expected nothing behind its name, "
                               "or for a MobileNet its width, as in keras:MobileNetV2,alpha=0.5.")
     return name, found

@@ -51,13 +51,11 @@ class Heads(keras.Model):
         return self.network.count_features()
 
     def get_config(self):
-        """Returns the constructor's arguments."""
         return {name: keras.saving.serialize_keras_object(value) for name, value in (
             ("network", self.network), ("heads", vars(self.given)), ("seed", self.seed))}
 
     @classmethod
     def from_config(cls, config):
-        """Builds one from what `get_config` returned."""
         return cls(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
 
     def call(self, images, training=False, seed=None, outputs=None, **options):
@@ -81,11 +79,9 @@ class TeacherAndStudent(keras.Model):
         self.built = True
 
     def count_features(self) -> int:
-        """What training keeps of one image."""
         return self.student.count_features() + self.teacher.count_features()
 
     def call(self, images, training=False, seed=None, outputs=None, teacher=False, **options):
-        """Returns what one of the two does."""
         network = self.teacher if teacher else self.student
         return network(images, training=training, seed=seed, outputs=outputs, **options)
 
@@ -95,9 +91,8 @@ class _Decoder(keras.layers.Layer):
 
     def __init__(self, make: Factory, name: str, network: WideResNet, units: int):
         super().__init__(name=name)
-        stage = network.blocks[network.last_stage:]
         self.blocks = []
-        for i, block in enumerate(stage):
+        for i, block in enumerate(network.blocks[network.last_stage:]):
             channels, filters = block.conv1.kernel.shape[2:]
             self.blocks.append(ResidualBlock(make, f"{name}_block{i}", channels, filters, block.conv1.strides[0],
                                               activate_shortcut=False))

@@ -34,7 +34,6 @@ class BatchNormalization(keras.layers.Layer):
         self.momentum, self.epsilon, self.sync = momentum, epsilon, sync
 
     def get_config(self):
-        """Returns the constructor's arguments."""
         return super().get_config() | {"momentum": self.momentum, "epsilon": self.epsilon, "sync": self.sync}
 
     def build(self, input_shape):

@@ -9,7 +9,11 @@ from libml.networks.layers import PACKAGE, Factory, Noise, dtype_policy, recompu
 
 
 class Network(keras.Model):
-    """What the networks share: arguments of a call, global mean, dense layer. Subclasses give `features`."""
+    """What the networks share: arguments of a call, global mean, dense layer.
+
+    Subclasses have the dense layer as `classifier`, and `features(x, training, noise)`, which returns the feature map
+    [N, H', W', channels] before the mean.
+    """
 
     needs_seed_in_training = False
     recompute = False  # whether training keeps only the inputs of blocks
@@ -24,13 +28,11 @@ class Network(keras.Model):
         self.dropout = dropout
 
     def get_config(self):
-        """Returns the arguments of `build`, and the precision."""
-        # Whoever builds it again has its weights, too.
+        """Returns the arguments of `build`, and the precision; whoever builds it again has its weights, too."""
         return {"dtype_policy": self.dtype_policy.name, **vars(self.settings), "weights": "none"}
 
     @classmethod
     def from_config(cls, config):
-        """Builds a network from what `get_config` returned."""
         from libml.networks.builder import build  # which needs this class
 
         config = dict(config)
@@ -39,9 +41,7 @@ class Network(keras.Model):
 
     def twin(self, seed: int | None) -> keras.Model:
         """Returns the same network with the weights of another seed."""
-        from libml.networks.builder import build  # which needs this class
-
-        return build(**{**vars(self.settings), "seed": seed})
+        return self.from_config({**self.get_config(), "weights": self.settings.weights, "seed": seed})
 
     @property
     def map_shape(self) -> tuple[int, ...]:
@@ -51,10 +51,12 @@ class Network(keras.Model):
         return tuple(found.shape[1:])
 
     def through(self, blocks, x, training, noise):
-        """What residual blocks make of a feature map, one after the other."""
+        """What residual blocks make of a feature map."""
         for block in blocks:
-            x = recomputed(block, x, noise) if self.recompute and training else block(x, training=training,
-                                                                                       noise=noise)
+            if self.recompute and training:
+                x = recomputed(block, x, noise)
+            else:
+                x = block(x, training=training, noise=noise)
         return x
 
     def call(self, images, training=False, seed=None, mc_dropout=False, embedding_dropout=0.0, outputs=None):
@@ -119,7 +121,6 @@ class WideResNet(Network):
         self.built = True
 
     def features(self, x, training, noise):
-        """Feature map [N, H', W', channels] before the global mean."""
         return self.late(self.early(x, training, noise), training, noise)
 
     def early(self, x, training, noise):
@@ -127,7 +128,6 @@ class WideResNet(Network):
         return self.through(self.blocks[:self.last_stage], self.stem(x), training, noise)
 
     def late(self, x, training, noise):
-        """The last stage."""
         x = self.through(self.blocks[self.last_stage:], x, training, noise)
         return tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
 
@@ -150,7 +150,6 @@ class CNN13(Network):
         self.built = True
 
     def features(self, x, training, noise):
-        """Feature map [N, H', W', filters] before the global mean."""
         for i, (conv, norm) in enumerate(zip(self.body[::2], self.body[1::2], strict=True)):
             if i in (3, 6):
                 x = noise.dropout(tf.nn.max_pool2d(x, 2, 2, "SAME"))
@@ -222,5 +221,4 @@ class ShakeShake(Network):
         self.built = True
 
     def features(self, x, training, noise):
-        """Feature map [N, H', W', channels] before the global mean."""
         return tf.nn.relu(self.through(self.blocks, self.norm(self.stem(x), training=training), training, noise))

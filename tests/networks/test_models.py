@@ -212,7 +212,6 @@ def test_heads_misused():
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(arch="vgg"), "Unknown architecture 'vgg': choose one of cnn13, mcdropresnet, resnet, shake"),
-    (dict(scales=0), "scales=0"), (dict(dropout=1.0), "dropout"),
     (dict(arch="cnn13", image_shape=(8, 8, 3)), "12x12")])
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):

@@ -20,7 +20,7 @@ from libml.devices import distribute
 from libml.errors import UserError
 from libml.learn.model import SSLModel
 from libml.learn.step import LossOutput
-from libml.networks import applications, layers, pretrained
+from libml.networks import applications, builder, layers
 
 SMALL = "keras:MobileNet,alpha=0.1"
 SEED = tf.constant([3, 4], tf.int64)
@@ -43,10 +43,10 @@ def tiny(rate=0.5, momentum=0.75, sync=False, stride=1):
     for v in body.weights:
         if "kernel" in v.name:
             v.assign(rng.normal(0, 0.5, v.shape))
-    for layer in pretrained._layers(body):
+    for layer in builder._layers(body):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum, layer.synchronized = momentum, sync
-    return pretrained.Application(layers.Factory(1, 0, False), body, lambda x: x, num_classes=CLASSES, dropout=0.3)
+    return builder.Application(layers.Factory(1, 0, False), body, lambda x: x, num_classes=CLASSES, dropout=0.3)
 
 
 def states(network):
@@ -141,7 +141,7 @@ def identity():
 def test_views_become_what_preprocess_input_makes_of_pixels(name, expected):
     pixels = np.random.RandomState(0).randint(0, 256, (2, 4, 4, 3)).astype(np.float32)
     pixels[0, 0, 0] = 10, 20, 30
-    net = pretrained.Application(layers.Factory(1, 0, False), identity(), pretrained._preprocessing(name),
+    net = builder.Application(layers.Factory(1, 0, False), identity(), builder._preprocessing(name),
                                  num_classes=2, dropout=0.0)
     found = net.features(tf.constant(pixels / 127.5 - 1), False, layers.Noise(None, 0.0)).numpy()
     family = getattr(keras.applications, getattr(keras.applications, name).__module__.split(".")[-1])
