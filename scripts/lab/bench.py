@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,23 @@ import numpy as np
 import cssl
 from cssl import CSSL, RunConfig, cli
 from cssl.program import exit_on_user_error
+
+cli.start_tensorflow()  # quietly, before anything else does
+
+import keras
+import tensorflow as tf
+from matplotlib.figure import Figure
+from PIL import Image
+
+import libml.data
+from libml import experiment, networks
+from libml.augment import OPS, Augmenter, pillow_policy
+from libml.data import DataFacts, SSLData, sources
+from libml.devices import distribute
 from libml.errors import UserError
-from libml.lazy import tf
-from libml.results import tables
+from libml.results import plots, tables
+from libml.results.predict import Classifier
+from libml.train import distributed_batches, update_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 URATIO, CLASSES = 7, 10
@@ -73,20 +86,15 @@ def take_turns(rounds: int, **contenders: Callable[[], float]) -> dict[str, floa
     return {name: min(turn[name] for turn in seconds[1:]) for name in contenders}
 
 
-def noise(size: int, count: int = 2000, classes: int = CLASSES):
+def noise(size: int, count: int = 2000, classes: int = CLASSES) -> SSLData:
     """Returns a dataset of random images with 40 labels, or one per class."""
-    from libml import data
-
     images = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
     labels = np.arange(count) % classes
-    return data.from_arrays(images, labels, images[:classes], labels[:classes], num_labels=max(40, classes))
+    return libml.data.from_arrays(images, labels, images[:classes], labels[:classes], num_labels=max(40, classes))
 
 
-def updates_of(config: RunConfig, dataset, strategy=None) -> tuple:
+def updates_of(config: RunConfig, dataset: SSLData, strategy: tf.distribute.Strategy | None = None) -> tuple:
     """Returns a model, its batches, and a function that makes so many updates of the training loop with them."""
-    from libml import experiment
-    from libml.train import distributed_batches, update_loop
-
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         model = experiment.build(config, dataset)
@@ -125,17 +133,13 @@ def augment(threads: int = 1, images: int = 448, size: int = 32, rounds: int = 1
     depth 2, cutout, float32. The graph also draws its random numbers, Pillow gets them for free, and has one thread.
     About a minute on one core; --no_ops leaves out the operations alone.
     """
-    from libml import data
-    from libml.augment import OPS, Augmenter, pillow_policy
-
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    coarse = np.random.default_rng(0).integers(0, 256, (images, 5, 5, 3), dtype=np.uint8)
-    pictures, source = tf.cast(tf.image.resize(coarse, [size, size]), tf.uint8).numpy(), "random"
+    dataset = noise(size)
     with contextlib.suppress(UserError):
         if size == 32:
-            cifar10 = data.load("cifar10.0@40-1", data_dir or cli.default_data_dir())
-            pictures, source = np.asarray(cifar10.images[:images]), "cifar10"
+            dataset = libml.data.load("cifar10.0@40-1", data_dir or cli.default_data_dir())
+    pictures = np.asarray(dataset.images[:images])
     tensor, seed = tf.constant(pictures), tf.constant([0, 0])
     settings = dict(image_shape=pictures.shape[1:], mirror=True, shift=size // 8)
     augmenter, plain = Augmenter("d.d.d", **settings), Augmenter("d.d.d", jit_compile=False, **settings)
@@ -157,7 +161,7 @@ def augment(threads: int = 1, images: int = 448, size: int = 32, rounds: int = 1
             pillow=timed(lambda: pillow_policy({name: op}, pictures, alone), images),  # noqa: B023
             graph=timed(lambda: graph(tensor, params).numpy(), images))  # noqa: B023 - called at once
         operations[name] = {key: round(1e6 * value, 2) for key, value in times.items()}
-    yield {"images": images, "shape": list(pictures.shape[1:]), "source": source, "threads": threads,
+    yield {"images": images, "shape": list(pictures.shape[1:]), "source": dataset.name, "threads": threads,
            **{f"{name}_images_per_s": 1 / seconds for name, seconds in best.items()},
            "ratio": best["pillow"] / best["graph"], "ratio_without_xla": best["pillow"] / best["graph_without_xla"],
            "op_us_per_image": operations}
@@ -167,9 +171,8 @@ def data(dataset: str = "cifar10.3@40-1", data_dir: str = "", batch: int = 64, u
          rounds: int = 5) -> Results:
     """Images per second that the input pipeline alone delivers, and seconds to its first batch; --steps to a round."""
     begun = time.perf_counter()
-    from libml import data
-
-    batches = iter(data.batches(data.load(dataset, data_dir or cli.default_data_dir()), batch=batch, uratio=uratio))
+    batches = iter(libml.data.batches(libml.data.load(dataset, data_dir or cli.default_data_dir()), batch=batch,
+                                      uratio=uratio))
     next(batches)
     first = time.perf_counter() - begun
     best = take_turns(rounds, step=timed(lambda: [next(batches) for _ in range(steps)], steps))
@@ -184,10 +187,6 @@ def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) 
     averages, alignment, CTAugment's probe and its rates. A bare step is forward pass, cross-entropy, backward pass and
     SGD on as many ready float images. --torch names the Python of an environment with PyTorch.
     """
-    import keras
-
-    from libml import experiment, networks
-
     for name in settings.split(","):
         setting = dict(SETTINGS[name])
         setting["images"] = setting["batch"] * (1 + 2 * URATIO)  # labelled, weak and strong views
@@ -228,8 +227,6 @@ def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) 
 def _inside_a_run(bare_steps: Callable[[int], None]) -> dict[str, float]:
     """Returns seconds per update of a run on the digits, with all that it does from report to report, those of bare
     steps between its reports (the best of each), their ratio, and the share of the run that is no training."""
-    from libml import experiment
-
     turns: list[tuple[float, float, float]] = []
     begun = time.perf_counter()
 
@@ -253,12 +250,6 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
     Both read the same JPEG files, of --side pixels, with Pillow and run the same network for --size pixels, WRN-28-2
     unless told otherwise, with random weights. Keras gets fewer files, as its rate does not depend on them.
     """
-    from PIL import Image
-
-    from libml import experiment
-    from libml.data import DataFacts, sources
-    from libml.results.predict import Classifier
-
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, repeat=repeat, augment="d.d.x")
     names = [str(number) for number in range(CLASSES)]
     model = experiment.build(config, DataFacts(names, (size, size, 3), (40, 1000), True))
@@ -308,17 +299,11 @@ def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -
         rows.append(config | in_processes(_one_scale, config, steps, workers=config["workers"]))
         yield rows[-1]
     if figure:
-        from libml.results import plots
-
         plots.save(growth(rows, [name for name in GROWTH if name in names]), figure, ("png",))
 
 
 def _one_scale(config: dict, steps: int) -> dict[str, float]:
     """Measures one configuration in this process, one of `workers`; memory is that of one process."""
-    cli.start_tensorflow()
-    from libml import networks
-    from libml.devices import distribute
-
     run = RunConfig.of(CSSL, uratio=URATIO, scales=3, num_devices=config["replicas"],
                        mixed_precision=config["precision"],
                        **{name: config[name] for name in ("batch", "filters", "repeat", "jit", "recompute")})
@@ -334,32 +319,21 @@ def _one_scale(config: dict, steps: int) -> dict[str, float]:
             "weights": networks.count_weights(model.network)}
 
 
-def growth(rows: list[dict], names: list[str]):
-    """Draws seconds per update and peak memory over each of some settings, of measurements that differ in one alone.
-
-    Dotted: as much longer as the setting is larger. Each kind of panel has one scale: what does not grow looks flat.
-    """
-    from libml.results.plots import COLOURS, panels
-
-    shown = [row for row in rows if "step_s" in row]
-    figure, axes = panels(2, len(names), 2.6, 2.3)
+def growth(rows: list[dict], names: list[str]) -> Figure:
+    """Draws seconds per update and peak memory over some settings; dotted: as much longer as the setting is larger."""
+    figure, axes = plots.panels(2, len(names), 2.6, 2.3)
     for (top, bottom), name in zip(axes.T, names, strict=True):
-        lines: dict[tuple, list[dict]] = defaultdict(list)
-        for row in sorted(shown, key=lambda row: row[name]):
-            lines[tuple(row[other] for other in names if other != name)].append(row)
-        for same in (same for same in lines.values() if len(same) > 1):
-            places, seconds = [row[name] for row in same], [row["step_s"] for row in same]
-            top.plot(places, [seconds[0] * place / places[0] for place in places], ":", color="grey", linewidth=1)
-            top.plot(places, seconds, "o-", color=COLOURS[0])
-            bottom.plot(places, [row["peak_memory_mb"] / 1024 for row in same], "o-", color=COLOURS[0])
-            for axis in (top, bottom):
-                axis.set_xscale("log")
-                axis.set_xticks(places, [f"{place:,}" for place in places], fontsize="x-small", rotation=45)
-                axis.minorticks_off()
-                axis.grid(alpha=0.3)
-        seconds = [row["step_s"] for row in shown]
-        top.set(yscale="log", ylim=(min(seconds) / 1.3, max(seconds) * 1.3))
-        bottom.set(xlabel=name, ylim=(0, max(row["peak_memory_mb"] for row in shown) / 1000))
+        others = {**rows[0], **({"batch": 4} if name == "size" else {})}
+        same = sorted((row for row in rows if "step_s" in row and all(
+            row[other] == others[other] for other in names if other != name)), key=lambda row: row[name])
+        places, seconds = [row[name] for row in same], [row["step_s"] for row in same]
+        top.plot(places, [seconds[0] * place / places[0] for place in places], ":", color="grey", linewidth=1)
+        top.plot(places, seconds, "o-", color=plots.COLOURS[0])
+        bottom.plot(places, [row["peak_memory_mb"] / 1024 for row in same], "o-", color=plots.COLOURS[0])
+        bottom.set_xlabel(name)
+    for axis in axes.flat:
+        axis.set(xscale="log", yscale="log")
+        axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("seconds per update")
     axes[1, 0].set_ylabel("peak memory (GB)")
     return figure
@@ -413,9 +387,6 @@ def methods(methods: str = ",".join(cssl.methods().values()), flags: str = "", r
 
 def _one_method(method: str, flags: list[str], rounds: int) -> dict[str, Any]:
     """Times updates of a method and of FixMatch in this process."""
-    cli.start_tensorflow()
-    from libml import experiment
-
     seconds, images = {}, {}
     for name in dict.fromkeys(("fixmatch", method)):
         config = cli.configuration(cssl.method(name), [name, "--dataset=cifar10.1@40-1", *flags])
@@ -464,7 +435,6 @@ def main() -> None:
                                  **({"action": "store_true"} if argument.default is False else kind))
     given = vars(parser.parse_args())
     measure, as_json, columns = globals()[given.pop("benchmark")], given.pop("json"), None
-    cli.start_tensorflow()
     for result in measure(**given):
         if as_json:
             print(json.dumps(result), flush=True)

@@ -3,19 +3,15 @@
     python scripts/lab/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments] [--at_once=2]
                                [--filter=cssl.flexmatch] [--recorded] [--report] [--write] [-- FLAGS]
 
-docs/evidence.md has the protocol. Runs what is missing (those behind the claims first, then labels alone), one run
-after the other or so many at once, each with its share of the cores: a run that was stopped continues, a finished one
-is not repeated. Then prints the tables as Markdown; with --write they take their place in BENCHMARKS.md, the figures in
-docs/evidence, and the numbers of each run, as soon as it is finished, in docs/evidence/runs.jsonl. With --recorded the
-runs of that file count as finished: without it all are made here. --report trains nothing. --filter keeps the runs
-whose command contains a text, and flags after `--` are added to each.
+docs/evidence.md has the protocol. Runs what is missing (a stopped run continues, a finished one is not repeated), then
+prints the tables as Markdown. With --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and
+the numbers of each run, as soon as it is finished, in docs/evidence/runs.jsonl. Flags after `--` are added to each run.
 
-Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, which no table of methods
-uses, and `methods`, all methods on the digits (minutes each), beside scikit-learn's LabelSpreading on the same splits.
-CIFAR-10 and Fashion-MNIST must be prepared (`cssl-data cifar10 fashion_mnist`).
+Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, and `methods`, all
+methods on the digits (minutes each), beside scikit-learn's LabelSpreading. CIFAR-10 and Fashion-MNIST must be prepared
+(`cssl-data cifar10 fashion_mnist`).
 """
 import argparse
-import copy
 import dataclasses
 import itertools
 import math
@@ -127,10 +123,7 @@ def curves_table(runs: list[Run]) -> list[list[str]]:
 
 def curves_figure(runs: list[Run]) -> Figure:
     """Draws our runs' curves with the original's points."""
-    alike = [copy.copy(run) for run in runs]
-    for run in alike:
-        run.settings = {**run.settings, "seed": 0}
-    figure = plots.curves(alike, ("accuracy", "ece"))
+    figure = plots.curves(runs, ("accuracy", "ece"))
     for axis, number in zip(figure.axes, (0, 1), strict=True):
         for colour, points in zip(plots.COLOURS, RECORDED.values(), strict=False):
             axis.plot(list(points), [values[number] for values in points.values()], "x", color=colour, markersize=9)
@@ -141,14 +134,9 @@ def curves_figure(runs: list[Run]) -> Figure:
 # Methods beside each other.
 
 def report_from(run: Run, share: float) -> dict:
-    """Returns the first report of a run from a share of its length on; {} if it comes too late."""
+    """The first report of a run from a share of its length on; {} if it comes too late."""
     begin = share * 1024 * run.settings["train_kimg"]
     return next((report for report in run.reports if begin <= report["step"] <= START_SLACK * begin), {})
-
-
-def start_values(runs: list[Run]) -> dict[int, float]:
-    """Returns the accuracy at an eighth of the length by split seed; NaN where no report is there."""
-    return {run.dataset.seed: report_from(run, START).get("accuracy", math.nan) for run in runs}
 
 
 CLAIMS = (("better with few labels (accuracy)", "accuracy"), ("better calibrated (ECE)", "ece"),
@@ -157,11 +145,12 @@ CLAIMS = (("better with few labels (accuracy)", "accuracy"), ("better calibrated
 
 def values_of(grid: tables.Grid, row: str, tag: str) -> dict[int, float]:
     """Returns a row's results by split seed, of the metric of a claim, on the one dataset of a grid."""
-    cell = next((cell for (other, column), cell in grid.cells.items()
-                 if other == row and column.metric == ("accuracy" if tag == "start" else tag)), None)
+    cell = grid.cells.get((row, grid.columns[0]._replace(metric="accuracy" if tag == "start" else tag)))
     if cell is None:
         return {}
-    return start_values(list(cell.runs)) if tag == "start" else cell.by_seed
+    if tag == "start":  # NaN where no report is there
+        return {run.dataset.seed: report_from(run, START).get("accuracy", math.nan) for run in cell.runs}
+    return cell.by_seed
 
 
 def claims_table(grids: list[tables.Grid]) -> list[list[str]]:
@@ -254,20 +243,21 @@ def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[li
     return lines
 
 
-def origin(runs: list[Run]) -> str:
-    """Names the commits, the machine and the hours of runs."""
+def section(title: str, runs: list[Run], *lines: list[list[str]]) -> list[str]:
+    """Returns a heading, the commits, the machine and the hours of runs, and tables."""
     facts = [run.described("args/environment.json") for run in runs]
     commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
                          for key in ("commit", "machine"))
-    return f"{len(runs)} runs; commit {commits}; {machines}; {sum(map(record.seconds, runs)) / 3600:.1f} hours of runs"
+    hours = sum(map(record.seconds, runs)) / 3600
+    return [f"### {title}", f"{len(runs)} runs; commit {commits}; {machines}; {hours:.1f} hours of runs.",
+            *map(tables.markdown, lines)]
 
 
 def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
     """Returns tables as Markdown, and figures by name, of the runs of each part."""
     texts, figures = [], {}
     if done.get("curves"):
-        texts += ["### The original's own curves", origin(done["curves"]) + ".",
-                  tables.markdown(curves_table(done["curves"]))]
+        texts += section("The original's own curves", done["curves"], curves_table(done["curves"]))
         figures["curves"] = curves_figure(done["curves"])
     grids = {name: tables.summarise(runs, TAGS, last=PARTS[name].last) for name, runs in done.items()
              if runs and name in CLAIMS_PARTS}
@@ -277,9 +267,8 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
     for name, grid in grids.items():
         differences = tables.differences(grid, REFERENCE)
         compared |= differences
-        texts += [f"### {PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels",
-                  origin(done[name]) + ".", tables.markdown(tables.table_of(grid)),
-                  "Differences to CSSL, split by split:",
+        title = f"{PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels"
+        texts += [*section(title, done[name], tables.table_of(grid)), "Differences to CSSL, split by split:",
                   tables.markdown(tables.table_of_differences(differences, REFERENCE))]
     if compared:
         figures["forest"] = plots.forest(compared, REFERENCE)
@@ -290,12 +279,11 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
                   tables.markdown(promise_table(credal))]
         figures["credal"] = plots.credal_validity(credal)
     if done.get("methods"):
-        texts += ["### Every method on the digits", origin(done["methods"]) + ".",
-                  tables.markdown(methods_table(done["methods"], label_spreading(PARTS["methods"].datasets)))]
+        texts += section("Every method on the digits", done["methods"],
+                         methods_table(done["methods"], label_spreading(PARTS["methods"].datasets)))
     if done.get("pilot"):
-        tags = ("accuracy/valid", "ece/valid")
-        texts += ["### Pilot (validation images of split 0)", origin(done["pilot"]) + ".",
-                  tables.markdown(tables.table_of(tables.summarise(done["pilot"], tags, last=1)))]
+        grid = tables.summarise(done["pilot"], ("accuracy/valid", "ece/valid"), last=1)
+        texts += section("Pilot (validation images of split 0)", done["pilot"], tables.table_of(grid))
     return "\n\n".join(texts), figures
 
 

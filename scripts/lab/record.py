@@ -16,7 +16,7 @@ from libml.writing import write_text
 TAGS = (*METRICS, "accuracy/valid", "ece/valid", "monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy",
         "images_per_s")
 DIGITS = {"accuracy": 12}  # a share of the images: equal results must stay equal, and differences add up to nothing
-CREDAL = ("truth", "upper")  # see `libml.learn.monitors.credal_coverage`
+CREDAL = ("truth", "upper")  # within report["credal"]; see `credal_coverage`
 ENVIRONMENT = ("commit", "python", "tensorflow", "keras", "machine", "devices", "started")
 PLACES = ("data_dir", "train_dir")  # of the machine that made a run
 STARTED = "%Y-%m-%d %H:%M:%S"  # how `libml.experiment.environment_facts` writes it
@@ -88,13 +88,9 @@ def restore(file: Path, root: Path) -> int:
         write_text(folder.environment_file, json.dumps(entry["environment"], indent=1))
         reports = []
         for number, step in enumerate(entry["step"]):
-            report: dict = {"step": step}
-            for tag, values in entry["reports"].items():
-                if values[number] is not None and tag.startswith("credal/"):
-                    report.setdefault("credal", {})[tag.removeprefix("credal/")] = values[number]
-                elif values[number] is not None:
-                    report[tag] = values[number]
-            reports.append(json.dumps(report))
+            report = {tag: values[number] for tag, values in entry["reports"].items() if values[number] is not None}
+            credal = {name: report.pop(f"credal/{name}") for name in CREDAL if f"credal/{name}" in report}
+            reports.append(json.dumps({"step": step, **report, **({"credal": credal} if credal else {})}))
         write_text(folder.report_file, "\n".join(reports) + "\n")
         if "pseudo_labels" in entry:
             folder.write_arrays("pseudo_labels", **entry["pseudo_labels"])

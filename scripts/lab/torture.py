@@ -2,10 +2,10 @@
 
     python scripts/lab/torture.py --kills=100 [--folder=torture] [--updates=8000]
 
-A tiny run on the embedded digits is trained once in peace, then once under SIGKILL: a third of the kills come while a
-checkpoint is being written, a third just when a report is, the others at any moment from the start of the process on.
-Both runs, and the number of kills so far, are kept in the folder: the same command continues. About 12 s a kill on two
-cores. Exit code 1 if a single bit of weights, averages, rates or reports differs.
+A tiny run on the digits is trained once in peace, then once under SIGKILL: a third of the kills come while a checkpoint
+is written, a third when a report is, the others at any moment. Both runs, and the number of kills so far, are kept in
+the folder: the same command continues. About 12 s a kill on two cores. Exit code 1 if a bit of weights, averages, rates
+or reports differs.
 """
 import argparse
 import json
@@ -96,7 +96,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=Path("torture"))
     parser.add_argument("--updates", type=int, default=8000, help="length of the run")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     cli.start_tensorflow()
     state, killed = args.folder / "kills.json", args.folder / "killed"
@@ -105,7 +104,7 @@ def main() -> int:
     while sum(kills.values()) < args.kills:
         number = sum(kills.values())
         kind = KINDS[number % len(KINDS)]
-        if not kill_at(start(killed, args.updates), killed, kind, random.Random(f"{args.seed} {number}")):
+        if not kill_at(start(killed, args.updates), killed, kind, random.Random(number)):
             print(f"The run ended by itself after {number} kills; a longer one (--updates) can be killed more often.")
             break
         kills[kind] += 1

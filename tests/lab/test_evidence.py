@@ -164,9 +164,10 @@ def test_claims_are_listed_one_after_the_other_over_all_datasets(compared):
 def test_the_start_is_the_first_report_from_an_eighth_on(tmp_path):
     write_run(tmp_path, [float(kimg) for kimg in range(1, 32)], method="CSSL", dataset="cifar10.1@40-1", train_kimg=31)
     write_run(tmp_path, [float(kimg) for kimg in range(1, 5)], method="CSSL", dataset="cifar10.2@40-1", train_kimg=4)
-    found = evidence.start_values(find_runs([tmp_path]))
-    assert found[1] == 4  # 3.875 kimg
-    assert np.isnan(found[2])  # 1 kimg is twice an eighth
+    long, short = (evidence.values_of(tables.summarise([run], evidence.TAGS), "CSSL", "start")
+                   for run in find_runs([tmp_path]))
+    assert long == {1: 4}  # 3.875 kimg
+    assert np.isnan(short[2])  # 1 kimg is twice an eighth
 
 
 def test_equal_results_are_no_answer():

@@ -8,17 +8,17 @@ from libml.errors import UserError
 
 
 def small(repetitions=3):
-    return synthetic.draw(repetitions, slope=10.0, seed=0)
+    return synthetic.draw(repetitions, seed=0)
 
 
 def test_data_follow_the_truth():
-    x, y, u = synthetic.draw(400, slope=10.0, seed=1)
+    x, y, u = synthetic.draw(400, seed=1)
     assert x.shape == y.shape == (400, 25) and u.shape == (400, 500)
     assert x.min() >= 0 and u.max() <= 1
     for low, high in ((0.0, 0.2), (0.4, 0.6), (0.8, 1.0)):
         chosen = (x >= low) & (x < high)
         # 2,000 points: the standard error is at most 0.011
-        assert y[chosen].mean() == pytest.approx(synthetic.truth(x[chosen], 10.0).mean(), abs=0.04)
+        assert y[chosen].mean() == pytest.approx(synthetic.truth(x[chosen]).mean(), abs=0.04)
 
 
 @pytest.mark.parametrize("method", ["soft", "credal"])
