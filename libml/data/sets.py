@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
+SAMPLED = 256  # images of a named array, by which it is known again
 EVALUATED = 10_000  # labelled images, at most
 WHITENED, CHUNK = 50_000, 256  # images that whitening looks at, and how many at a time
 VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of a user's labelled images, for validation, where every class has so many
@@ -86,6 +87,16 @@ class SSLData(sources.Images):
     @property
     def valid(self) -> np.ndarray:
         return self.order[:self.num_valid]
+
+    @property
+    def digest(self) -> dict[str, str]:
+        """What a run depends on, as a short digest of each: `classes`, `images` and `split` (who is labelled, for
+        validation, for calibration, for the test). Equal digests mean the same data; no image is read for it."""
+        sizes, parts = (len(self.test_labels), self.num_valid), (self.labeled, self.calibration, self.order)
+        facts = {"classes": [repr(self.class_names).encode()],
+                 "images": [self.fingerprint.encode(), self.labels.tobytes(), self.test_labels.tobytes()],
+                 "split": [repr(sizes).encode(), *(part.tobytes() for part in parts)]}
+        return {name: hashlib.sha256(b"".join(found)).hexdigest()[:16] for name, found in facts.items()}
 
     def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
         """Makes the views of these images, as `--augment` says; further settings as `Augmenter` takes them."""
@@ -207,7 +218,7 @@ def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: st
     """Loads all images of path/train/<class>, path/unlabeled and path/test/<class>.
 
     Args:
-        path: the folder. Without `test`, a fifth of the labelled images is held out.
+        path: the folder. Without `test`, about a fifth of the labelled images is held out.
         image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
         data_dir: where the decoded images are kept for the next time.
     """
@@ -260,16 +271,16 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         raise UserError(f"Got {len(class_names)} class names for {num_classes} classes; expected one per class.")
     if min(seed, valid) < 0:
         raise UserError(f"seed={seed}, valid={valid}: expected 0 or more.")
-    if not name:
-        digest = hashlib.sha256()
-        for array in (images, labels, test_images, test_labels):
-            digest.update(np.ascontiguousarray(array).data)
-        name = f"arrays:{digest.hexdigest()[:8]}"
+    digest = hashlib.sha256()
+    for array in (images, labels, test_images, test_labels):  # a named array may be larger than memory: some of it
+        digest.update(np.ascontiguousarray(array[::max(1, len(array) // SAMPLED) if name else 1]).data)
+    name = name or f"arrays:{digest.hexdigest()[:8]}"
     if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # labelled images first, as validation images need labels;
         first = np.argsort(labels < 0, kind="stable")  # the copy may be large: only where it must be
         images, labels = images[first], labels[first]
     source = sources.Source(images, labels, test_images, test_labels,
-                            class_names or [str(c) for c in range(num_classes)], mirror=mirror)
+                            class_names or [str(c) for c in range(num_classes)], mirror=mirror,
+                            fingerprint=digest.hexdigest())
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
     if not split.is_arrays:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME.")
@@ -325,8 +336,8 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
         notes.append(f"{shared} of the {num_valid} validation images of {name} are labelled training images too, as "
                      "in the original program: validation accuracy is optimistic.")
     return SSLData(source.images, np.asarray(source.labels), source.test_images, np.asarray(source.test_labels),
-                   source.class_names, source.mirror, notes, remarks, name=str(name), labeled=labeled,
-                   labeled_classes=source.split_labels[labeled], order=order, num_valid=num_valid)
+                   source.class_names, source.mirror, notes, remarks, source.fingerprint, name=str(name),
+                   labeled=labeled, labeled_classes=source.split_labels[labeled], order=order, num_valid=num_valid)
 
 
 def _validation_of_user(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
@@ -337,8 +348,9 @@ def _validation_of_user(source: sources.Source, labels: np.ndarray, name: Datase
     if fewest < VALID_MINIMUM:
         return np.zeros(0, np.int64), (f"No image is set aside for validation: that needs {VALID_MINIMUM} labelled "
                                        f"training images of every class, and one has {fewest}.")
-    held = splits.stratified_holdout(labels, VALID_SHARE, name.seed)
-    return held, f"{len(held)} of the labelled training images, a tenth of every class, are for validation."
+    assert source.hashes is not None  # as of all images that are named by a path alone
+    held = splits.held_out(labels, source.hashes[:len(labels)], VALID_SHARE, [name.seed, 1])
+    return held, f"{len(held)} of the labelled training images, about a tenth of every class, are for validation."
 
 
 def hold_out(data: SSLData, share: float) -> SSLData:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from libml.data import cache, files, splits
 from libml.data.names import DATASETS, Dataset
 from libml.errors import UserError
 
+TEST_SHARE = 0.2  # of a user's labelled images, where none are named for the test
 CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change their meaning
 
 
@@ -32,6 +34,7 @@ class Images:
         mirror: whether mirroring is part of the default weak augmentation (house numbers and digits change by it).
         notes: warnings for the user to read, one line each.
         remarks: what was done as it is meant to be, one line each.
+        fingerprint: tells the pixels of the user's images from others.
     """
 
     images: np.ndarray
@@ -42,6 +45,7 @@ class Images:
     mirror: bool = True
     notes: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Source(Images):
     unlabeled_order: np.ndarray | None = None  # [N] int64, by the rules of the published splits; None for own images
     frequencies: np.ndarray | None = None  # [classes], wanted class shares; from the labels when None
     folds: np.ndarray | None = None  # [folds, 1000], predefined labelled sets (STL-10)
+    hashes: np.ndarray | None = None  # [N] uint64, of the contents of the user's files
     chosen_valid: np.ndarray | None = None  # indices of the images that the user has chosen for validation
 
     @property
@@ -198,8 +203,8 @@ def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, lab
 def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
     """Returns the images of a listing, resized to a square.
 
-    Without test images, a fifth of every class is held out, chosen by the split's seed. Validation images of the
-    listing are used if it is taken as a `whole`.
+    Without test images, about a fifth of every class is held out, by the split's seed and each file's contents.
+    Validation images of the listing are used if it is taken as a `whole`.
     """
     path, parts = listing.path, listing.parts
     if not whole:
@@ -207,7 +212,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     inside = path.parent if path.is_file() else path
     contents = [(os.path.relpath(file.path, inside), file.size, file.modified)
                 for part in parts.values() for file in part]
-    facts = ["upright", str(path.resolve()), image_size, contents]
+    facts = ["hashed", str(path.resolve()), image_size, contents]
     if path.is_file():  # in folders, the files' names tell
         facts.append([[file.label for file in part] for part in parts.values()])
     digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
@@ -215,8 +220,9 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     arrays, meta = cache.read_or_build(
         location, lambda writer: _decode_files(path.name, parts, listing.class_names, image_size, writer))
     names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [str(listing)]
-    images, labels = arrays["images"], np.array(arrays["labels"])
+    images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
     test_images, test_labels = arrays["test_images"], arrays["test_labels"]
+    fingerprint = hashlib.sha256(hashes.tobytes() + arrays["test_hashes"].tobytes()).hexdigest()
     valid = np.arange(len(labels)) < meta.get("num_valid", 0)
     present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
     if (present == 0).any():
@@ -224,10 +230,10 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
                         f"{names[int(np.argmin(present))]!r}. Add some, or remove that class.")
     if not parts["test"]:
         held = np.flatnonzero(~valid & (labels >= 0))
-        held = held[splits.stratified_holdout(labels[held], 0.2, seed)]
+        held = held[splits.held_out(labels[held], hashes[held], TEST_SHARE, [seed, 0])]
         test_images, test_labels = images[held], labels[held]
         keep = np.setdiff1d(np.arange(len(labels)), held)
-        images, labels, valid = images[keep], labels[keep], valid[keep]
+        images, labels, hashes, valid = images[keep], labels[keep], hashes[keep], valid[keep]
         what = "`test` rows" if path.is_file() else "`test` folder"
         (remarks if whole else notes).append(
             f"{path} has no {what}: {len(held)} of its labelled images are held out as test set.")
@@ -238,8 +244,8 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     if not whole and listing.parts["valid"]:
         notes.append(f"{len(listing.parts['valid'])} validation images of {path} are not used: the dataset's name says "
                      "how many training images to take instead.")
-    return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks,
-                  chosen_valid=np.flatnonzero(valid) if parts["valid"] else None)
+    return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks, hashes=hashes,
+                  fingerprint=fingerprint, chosen_valid=np.flatnonzero(valid) if parts["valid"] else None)
 
 
 def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
@@ -251,28 +257,40 @@ def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
         return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def _content_hash(file: str) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    with suppress(OSError), open(file, "rb") as content:  # what cannot be read is told of as an image
+        while chunk := content.read(1 << 20):
+            digest.update(chunk)
+    return int.from_bytes(digest.digest(), "little")
+
+
 def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,
                   writer: cache.Writer) -> None:
-    """Stores training images (validation, labelled, unlabelled ones) and test images; unreadable ones are left out."""
+    """Stores training images (validation, labelled, unlabelled ones) and test images, with hashes of their files;
+    unreadable ones are left out."""
     classes = {name: c for c, name in enumerate(names)} | {"": -1}
     unreadable = []
     for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
-        images, labels = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8), list[int]()
+        images = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8)
+        labels, hashes = list[int](), list[int]()
         with (warnings.catch_warnings(), ThreadPoolExecutor() as pool,
               tqdm(total=len(part), desc=f"decoding {title}", unit="img", disable=None) as bar):
             warnings.simplefilter("ignore")
-            decoded = pool.map(lambda file: read_image(file.path, size, size), part)
-            for i, (file, pixels) in enumerate(zip(part, decoded, strict=True)):
+            decoded = pool.map(lambda file: (read_image(file.path, size, size), _content_hash(file.path)), part)
+            for i, (file, (pixels, content)) in enumerate(zip(part, decoded, strict=True)):
                 if isinstance(pixels, str):
                     unreadable.append(file.path)
                 else:
                     images[len(labels)] = pixels
                     labels.append(classes[file.label])
+                    hashes.append(content)
                 if not prefix and i + 1 == len(parts["valid"]):
                     writer.meta["num_valid"] = len(labels)
                 bar.update()
         if len(labels) < len(part):
             writer.add(f"{prefix}images", np.array(images[:len(labels)]))
         writer.add(f"{prefix}labels", np.array(labels, np.int64))
+        writer.add(f"{prefix}hashes", np.array(hashes, np.uint64))
     writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable)}"]
                             if unreadable else [])

@@ -61,11 +61,17 @@ def unlabeled_order(labels: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
     return np.array(order, np.int64)
 
 
-def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Returns the sorted indices of a random `fraction` of every class (at least one where it has two or more)."""
-    generator = np.random.RandomState(seed)
-    held = []
-    for c in np.unique(labels):
-        members = generator.permutation(np.flatnonzero(labels == c))
-        held.append(members[:min(len(members) - 1, max(1, round(fraction * len(members))))])
-    return np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
+def held_out(labels: np.ndarray, hashes: np.ndarray, share: float, seed: list[int]) -> np.ndarray:
+    """Returns the sorted indices of about a `share` of every class: those whose hash, mixed with the seed, is small.
+
+    So an image stays on its side whatever comes or goes beside it. The exception keeps small classes usable: of two
+    images or more the smallest hash is held out and the largest is not, even if that is the wrong side of the share.
+    """
+    factor = 2 * np.random.RandomState(seed).randint(2 ** 63, size=1, dtype=np.uint64) + 1  # odd: hashes stay distinct
+    mixed = hashes * factor  # modulo 2^64
+    held = mixed < np.uint64(share * 2 ** 64)
+    order = np.lexsort((mixed, labels))
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    held[order[starts]] = True
+    held[order[np.append(starts, len(order))[1:] - 1]] = False  # also of a class with one image
+    return np.flatnonzero(held)

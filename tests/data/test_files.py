@@ -1,9 +1,11 @@
 """Own images as they are: folders and CSV files, their splits and presets, every kind of picture, uneven classes."""
 import collections
 import csv
+import hashlib
 import json
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from conftest import ROOT
 from helpers import code_blocks, invoke, write_run
 from PIL import Image
 from sklearn.datasets import load_digits
+from test_splits import plain_held_out
 
 import cssl
 from cssl import cli
@@ -23,7 +26,7 @@ from libml.config import RunConfig
 from libml.data import files, names, sources
 from libml.errors import UserError
 
-COUNTS = {"ant": 40, "bee": 30, "cow": 25}  # a fifth for test leaves 32, 24, 20; a tenth of that is 3, 2, 2
+COUNTS = {"ant": 50, "bee": 40, "cow": 35}  # without about a fifth for test, each has 20 and more
 TINY = ["--arch=resnet", "--filters=4", "--repeat=1", "--scales=1", "--batch=8", "--augment=d.d.x", "--train_steps=8",
         "--report_kimg=0.03125"]
 
@@ -32,6 +35,18 @@ def write(path, colour, size=(20, 30)):
     """An image of one colour, by which it is known again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((*size, 3), colour, np.uint8)).save(path)
+
+
+def divided(folder):
+    """How many images of each class are for training, validation and test, by the documented rule."""
+    found = [(c, file) for c, name in enumerate(COUNTS) for file in sorted((folder / "train" / name).iterdir())]
+    labels = np.array([c for c, _ in found])
+    hashes = np.array([int.from_bytes(hashlib.blake2b(file.read_bytes(), digest_size=8).digest(), "little")
+                       for _, file in found], np.uint64)
+    test = plain_held_out(labels.tolist(), hashes, 0.2, [1, 0])
+    rest = np.setdiff1d(np.arange(len(labels)), test)
+    valid = rest[plain_held_out(labels[rest].tolist(), hashes[rest], 0.1, [1, 1])]
+    return tuple(np.bincount(labels[part]).tolist() for part in (np.setdiff1d(rest, valid), valid, test))
 
 
 def colours(images):
@@ -44,7 +59,7 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("own") / "my animals"
     for c, (name, count) in enumerate(COUNTS.items()):
         for i in range(count):
-            write(root / "train" / name / f"{i:03}.png", (80 * c, 5 * i, 10))
+            write(root / "train" / name / f"{i:03}.png", (80 * c, 4 * i, 10))
     for i in range(10):
         write(root / "unlabeled" / f"{i}.png", (7, 5 * i, 200))
     return root
@@ -60,17 +75,19 @@ def cache(tmp_path_factory):
 def test_a_folder_without_seed_and_counts(folder, cache):
     found = cssl.from_folder(folder, image_size=16, data_dir=cache)
     assert found.name == f"folder:{folder}" and found.image_shape == (16, 16, 3)
-    assert np.bincount(found.test_labels).tolist() == [8, 6, 5]
-    assert np.bincount(found.labels[found.valid]).tolist() == [3, 2, 2]
-    assert np.bincount(found.labeled_classes).tolist() == [29, 22, 18]
+    train, valid, test = divided(folder)
+    assert np.bincount(found.test_labels).tolist() == test and min(test) >= 1
+    assert np.bincount(found.labels[found.valid]).tolist() == valid and min(valid) >= 1
+    assert np.bincount(found.labeled_classes).tolist() == train
     parts = [colours(found.images[found.labeled]), colours(found.images[found.valid]), colours(found.test_images),
              colours(found.images[found.labels < 0])]
-    assert [len(part) for part in parts] == [69, 7, 19, 10] and len(set.union(*parts)) == sum(COUNTS.values()) + 10
-    assert len(found.unlabeled) == 69 + 10 and not set(found.unlabeled) & set(found.valid)
+    assert [len(part) for part in parts] == [sum(train), sum(valid), sum(test), 10]
+    assert len(set.union(*parts)) == sum(COUNTS.values()) + 10
+    assert len(found.unlabeled) == sum(train) + 10 and not set(found.unlabeled) & set(found.valid)
     assert found.notes == [] and [re.sub(r"^\S+ animals:? ", "", line) for line in found.remarks] == [
-        "95 train, 10 unlabeled files, shorter side about 20 pixels",
-        "has no `test` folder: 19 of its labelled images are held out as test set.",
-        "7 of the labelled training images, a tenth of every class, are for validation."]
+        "125 train, 10 unlabeled files, shorter side about 20 pixels",
+        f"has no `test` folder: {sum(test)} of its labelled images are held out as test set.",
+        f"{sum(valid)} of the labelled training images, about a tenth of every class, are for validation."]
     again = data.load(f"folder:{folder}", cache, 16)
     np.testing.assert_array_equal(found.labeled, again.labeled)
 
@@ -107,6 +124,65 @@ def test_names_of_whole_folders():
     assert not names.parse_name("csv:x.csv.2@10-1").is_whole and names.parse_name("csv:x.csv.2@10-1").path == "x.csv"
 
 
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_new_images_move_no_old_one_between_training_and_test(folder, tmp_path, program, kind):
+    """Through the command, in a copy that grows: by images of each class, by a class, by images without one."""
+    root = tmp_path / "growing"
+    shutil.copytree(folder / "train", root / "train")
+    place = root if kind == "folder" else root / "labels.csv"
+
+    def test_images():
+        if kind == "csv":
+            write_csv(place, [(file, file.parent.name) for file in sorted(root.rglob("*.png"), reverse=True)])
+        program(inspect.main, f"--dataset={kind}:{place}", f"--data_dir={tmp_path}")  # as a user looks at it
+        found = data.load(f"{kind}:{place}", tmp_path)
+        return colours(found.test_images), colours(found.images), found.digest
+
+    test, train, digest = test_images()
+    assert test_images()[2] == digest
+    for c, name in enumerate(COUNTS):
+        for i in range(30):
+            write(root / "train" / name / f"{2 * i:03}_new.png", (80 * c, 4 * i, 90))
+    for i in range(25):
+        write(root / "train" / "aaa" / f"{i}.png", (250, 4 * i, 90))
+    new_test, new_train, new_digest = test_images()
+    assert len(new_test | new_train) == 125 + 90 + 25
+    assert test <= new_test and train <= new_train
+    assert len(new_test - test) >= 5  # of 115 new ones a fifth
+    assert all(digest[name] != new_digest[name] for name in ("classes", "images", "split"))
+
+
+def test_the_digest_says_what_has_changed(tmp_path):
+    root = tmp_path / "few"
+    for c, name in enumerate(("a", "b")):
+        for i in range(4):
+            write(root / "train" / name / f"{i}.png", (c, i, 0))
+            write(root / "test" / name / f"{i}.png", (c, i, 9))
+
+    def changed():
+        now, (before, *rest) = cssl.from_folder(root, data_dir=tmp_path).digest, digests
+        digests[:] = [now, before, *rest]
+        return {name for name in now if now[name] != before[name]}
+
+    digests = [cssl.from_folder(root, data_dir=tmp_path).digest]
+    assert set(digests[0]) == {"classes", "images", "split"} and changed() == set()
+    os.utime(root / "train" / "a" / "0.png", (1, 1))  # the time is no part of it
+    assert changed() == set()
+    write(root / "test" / "b" / "3.png", (99, 99, 99))  # other contents, nothing else
+    assert changed() == {"images"}
+    (root / "train" / "b").rename(root / "train" / "c")
+    (root / "test" / "b").rename(root / "test" / "c")
+    assert changed() == {"classes"}
+    write(root / "train" / "a" / "new.png", (7, 7, 7))
+    assert changed() == {"images", "split"}
+    arrays = [np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2, np.ones((2, 8, 8), np.uint8), np.arange(2)]
+    for name in ("", "arrays:x"):
+        first, again = (data.from_arrays(*arrays, name=name).digest for _ in range(2))
+        other = data.from_arrays(arrays[0] + 1, *arrays[1:], name=name).digest
+        assert first == again and {part for part in first if first[part] != other[part]} == {"images"}
+    assert data.load("digits.1@40-1").digest != data.load("digits.2@40-1").digest
+
+
 # CSV files.
 
 def rows_of(folder):
@@ -130,7 +206,7 @@ def test_a_csv_of_a_folder_is_that_folder(folder, cache):
         assert found.class_names == expected.class_names and found.num_valid == expected.num_valid
         for name in ("images", "labels", "labeled", "order", "test_images", "test_labels"):
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-        assert "has no `test` rows: 19 of" in found.remarks[1]
+        assert f"has no `test` rows: {sum(divided(folder)[2])} of" in found.remarks[1]
 
 
 def test_columns_by_name_splits_and_numbers_as_classes(folder, cache, tmp_path):
@@ -261,7 +337,8 @@ def test_run_folders_of_own_images_are_short_and_safe(folder):
 
 def test_inspect_says_what_was_done(folder, cache, program):
     done = program(inspect.main, f"--dataset=folder:{folder}", f"--data_dir={cache}")
-    assert "32x32x3, 3 classes" in done.stdout and "validation 7, test 19" in done.stdout
+    _, valid, test = map(sum, divided(folder))
+    assert "32x32x3, 3 classes" in done.stdout and f"validation {valid}, test {test}" in done.stdout
     assert "a tenth of every class" in done.stderr and "warning" not in done.stderr
 
 
@@ -276,9 +353,11 @@ def run(folder, cache, tmp_path_factory, program):
     return done.stdout, path
 
 
-def test_the_announcement_says_what_was_done(run):
+def test_the_announcement_says_what_was_done(run, folder):
     shown, path = run
-    assert "69 labelled, 79 unlabelled, 7 validation, 19 test images of 32x32x3, 3 classes" in shown
+    train, valid, test = map(sum, divided(folder))
+    assert (f"{train} labelled, {train + 10} unlabelled, {valid} validation, {test} test images of 32x32x3, 3 classes"
+            in shown)
     assert "  data: " in shown and "held out as test set" in shown and "image_size=32 (preset)" in shown
     assert "warning" not in shown and path.parts[-3].startswith("folder-my animals-")
 
@@ -311,10 +390,11 @@ def test_runs_from_before_balanced_accuracy_are_read(run, tmp_path):
 
 
 def test_the_prior_of_the_labels(folder, cache):
-    found = cssl.from_folder(folder, image_size=16, data_dir=cache)  # 29, 22 and 18 labelled images
+    found = cssl.from_folder(folder, image_size=16, data_dir=cache)
+    counts = np.array(divided(folder)[0]) + 1
     config = RunConfig.of(CSSL, dataset=found.name, filters=4, repeat=1, scales=1, p_unlabeled="labels")
     model = experiment.build(config.with_data(found), found)
-    np.testing.assert_allclose(model.class_prior, np.array([30, 23, 19]) / 72, rtol=1e-6)  # float32
+    np.testing.assert_allclose(model.class_prior, counts / counts.sum(), rtol=1e-6)  # float32
     with pytest.raises(ValueError, match="p_unlabeled is 'label'; expected 3"):
         experiment.build(config.replace(p_unlabeled="label").with_data(found), found)
 
@@ -376,11 +456,10 @@ def test_the_document_runs_as_written(tmp_path, monkeypatch, program):
     monkeypatch.delenv("ML_DATA", raising=False)
     example, api = blocks("own_data.md", "python")
     exec(example, {})
-    assert len(list(tmp_path.glob("my_images/train/*/*.png"))) == 300
+    assert len(list(tmp_path.glob("my_images/train/*/*.png"))) == 400
     short = "train_steps=2, filters=4, repeat=1, scales=1, batch=4, uratio=1, augment='d.d.x'"
     exec(api.replace("train_kimg=64", short), found := {})
-    left = [n - round(0.2 * n) for n in np.bincount(load_digits().target[:300])]
-    assert found["data"].num_valid == sum(round(0.1 * n) for n in left)
+    assert 10 <= found["data"].num_valid <= 60 and len(load_digits().target) - 400 == (found["data"].labels < 0).sum()
     assert 0 <= found["scores"]["balanced_accuracy"] <= 100
     for line in "".join(blocks("own_data.md", "bash")).splitlines():
         check_command(line.split(), program)

@@ -77,9 +77,40 @@ def test_unlabeled_order_is_balanced_from_the_start():
     assert first.max() - first.min() <= 1
 
 
-def test_stratified_holdout_takes_a_fifth_of_every_class():
-    labels = np.repeat([0, 1, 2, 3], [100, 10, 2, 1])
-    held = splits.stratified_holdout(labels, 0.2, seed=4)
-    assert np.bincount(labels[held], minlength=4).tolist() == [20, 2, 1, 0]
-    assert held.tolist() == splits.stratified_holdout(labels, 0.2, seed=4).tolist()
-    assert held.tolist() != splits.stratified_holdout(labels, 0.2, seed=5).tolist()
+def plain_held_out(labels, hashes, share, seed):
+    """The rule with Python's integers."""
+    factor = 2 * int(np.random.RandomState(seed).randint(2 ** 63, size=1, dtype=np.uint64)[0]) + 1
+    mixed = [int(value) * factor % 2 ** 64 for value in hashes]
+    held = set()
+    for c in set(labels):
+        members = sorted((mixed[i], i) for i, label in enumerate(labels) if label == c)
+        small = [i for place, i in members if place < share * 2 ** 64]
+        held |= {i for _, i in members[:min(max(len(small), 1), len(members) - 1)]}
+    return sorted(held)
+
+
+def random_hashes(count, seed=0):
+    return np.random.RandomState(seed).randint(2 ** 63, size=count, dtype=np.uint64) * 2 + 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.9])
+def test_held_out_images_follow_the_rule(share):
+    labels = np.random.RandomState(2).permutation(np.repeat([0, 1, 2, 3, 7], [1000, 10, 2, 1, 3]))
+    hashes = random_hashes(len(labels))
+    for seed in ([0, 0], [1, 0], [1, 1]):
+        held = splits.held_out(labels, hashes, share, seed)
+        assert held.tolist() == plain_held_out(labels.tolist(), hashes, share, seed)
+        # Of 1000 draws within 5 standard deviations; of small classes at least one on either side.
+        counts = np.bincount(labels[held], minlength=8)
+        assert abs(counts[0] - 1000 * share) < 5 * np.sqrt(1000 * share * (1 - share))
+        assert 1 <= counts[1] <= 9 and counts[2] == 1 and counts[3] == 0 and 1 <= counts[7] <= 2
+    assert splits.held_out(labels[:0], hashes[:0], share, [1, 0]).tolist() == []
+
+
+def test_who_is_held_out_depends_on_the_seed_and_on_nobody_else():
+    labels, hashes = np.arange(2000) % 4, random_hashes(2000)
+    whole = set(splits.held_out(labels, hashes, 0.2, [1, 0]))
+    part = np.flatnonzero(np.random.RandomState(3).rand(2000) < 0.7)
+    assert set(part[splits.held_out(labels[part], hashes[part], 0.2, [1, 0])]) == whole & set(part)
+    for other in ([2, 0], [1, 1]):  # another seed: 4 % in common, as chance has it
+        assert len(whole & set(splits.held_out(labels, hashes, 0.2, other))) < 0.1 * 2000
