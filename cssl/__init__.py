@@ -1,4 +1,5 @@
-"""Semi-supervised image classification: one module per method, one `Run` per training. Cheap to import.
+"""Semi-supervised image classification: one module per method, one `Run` per training. Cheap to import; types are in
+__init__.pyi.
 
     import cssl
     run = cssl.train(cssl.RunConfig.of(cssl.CSSL, dataset="digits.1@40-1"))
@@ -9,7 +10,6 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import libml
 
@@ -36,7 +36,7 @@ from libml.lazy import exports  # noqa: E402
 
 
 @functools.cache
-def methods() -> dict[str, str]:
+def methods():
     """Returns the methods of this package: class name -> module name. A method's module defines the class named like
     it, but for case and underscores; any other module is a helper."""
     names = {}
@@ -47,7 +47,7 @@ def methods() -> dict[str, str]:
     return names
 
 
-def method(name: str) -> Any:
+def method(name):
     """Returns a method's class, by the name of the class or of its module."""
     names = {module: name for name, module in methods().items()}
     name = names.get(name, name)
@@ -64,8 +64,7 @@ __getattr__, __dir__ = exports(__name__, {
     "main": "cssl.cli", "augment": "libml", "losses": "libml.learn", "metrics": "libml.results"})
 
 
-def open(path: str | Path, *, data: Any = None, data_dir: str = "", method_class: Any = None,
-         network: Any = None) -> Any:
+def open(path, *, data=None, data_dir="", method_class=None, network=None):
     """Opens a run: its configuration, reports, model, predictions and exports.
 
     Args:
@@ -77,20 +76,20 @@ def open(path: str | Path, *, data: Any = None, data_dir: str = "", method_class
     """
     from libml.run import open_run
 
-    def by_name(name: str) -> Any:
+    def by_name(name):
         return method_class if method_class is not None and method_class.__name__ == name else method(name)
 
     return open_run(path, data=data, data_dir=data_dir, method=by_name, network=network)
 
 
-def open_export(folder: str | Path) -> Any:
+def open_export(folder):
     """Opens the folder that `Run.export` wrote, to predict with it."""
     from libml.results.predict import Classifier
 
     return Classifier.of_export(folder)
 
 
-def load_model(path: str | Path, **arguments: Any) -> Any:
+def load_model(path, **arguments):
     """Loads what `model.save` wrote: keras.saving.load_model, which here knows all methods and networks.
 
     A method from outside this package is known once its class is defined; custom functions and layers are registered
@@ -99,9 +98,8 @@ def load_model(path: str | Path, **arguments: Any) -> Any:
     import keras
 
     from libml.learn import keras_model
-    from libml.networks import heads
+    from libml.networks import heads  # noqa: F401 - networks register themselves
 
-    del heads  # networks register themselves
     for name in methods():
         method(name)
     classes = keras_model.KerasModel.__subclasses__()

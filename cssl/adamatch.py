@@ -1,8 +1,4 @@
-"""AdaMatch (Berthelot et al. 2022): FixMatch with a relative threshold and labels' predictions as prior.
-
-    python -m cssl.adamatch --dataset=cifar10.3@40-1
-    python -m cssl.adamatch --dataset=cifar10.3@40-1 --form=authors --confidence=0.9 --uratio=3 --wd=0.001
-"""
+"""AdaMatch (Berthelot et al. 2022): FixMatch with a relative threshold and labels' predictions as prior."""
 from __future__ import annotations
 
 import math
@@ -21,7 +17,8 @@ class AdaMatch(SSLModel):
     communicates = True
 
     class Options(SSLModel.Options):
-        """AdaMatch's own hyperparameters; the authors' own runs: confidence 0.9, uratio 3, wd 0.001, 2^17 updates."""
+        """AdaMatch's own hyperparameters; the authors' runs: form authors, confidence 0.9, uratio 3, wd 0.001, 2^17
+        updates."""
 
         confidence: float = option(0.95, "tau: threshold, relative to the mean confidence on labelled images", low=0,
                                    high=1, named=True)

@@ -1,7 +1,4 @@
-"""AlphaMatch (Gong, Wang & Liu 2021): weak and strong views agree with a target under an alpha-divergence.
-
-    python -m cssl.alphamatch --dataset=cifar10.3@40-1
-"""
+"""AlphaMatch (Gong, Wang & Liu 2021): weak and strong views agree with a target under an alpha-divergence."""
 from __future__ import annotations
 
 import math

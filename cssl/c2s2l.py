@@ -1,7 +1,5 @@
 """C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction.
 
-    python -m cssl.c2s2l --dataset=cifar10.3@250-1
-
 A share of the labelled images is not trained on, but calibrates how possible each class of an unlabelled image is.
 """
 from __future__ import annotations

@@ -6,10 +6,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -41,18 +40,6 @@ def default_data_dir() -> Path:
     return Path(os.path.expanduser(chosen))
 
 
-@contextmanager
-def _without(*packages: str) -> Iterator[None]:
-    """Makes packages look absent to what is imported meanwhile, unless they are imported already."""
-    hidden = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for package in hidden:
-            del sys.modules[package]
-
-
 def start_tensorflow(onednn: bool = True) -> None:
     """Imports TensorFlow with oneDNN on (unless the user says otherwise, or it is not to be) and without its banner.
 
@@ -72,12 +59,13 @@ def start_tensorflow(onednn: bool = True) -> None:
         place = tempfile.TemporaryFile()
     except OSError:  # a machine without a place for it
         place = open(os.devnull, "w+b")  # noqa: SIM115 - closed below
+    hidden = {"sklearn", "matplotlib"} - sys.modules.keys()  # Keras takes a second for them, and needs neither
     with place as banner:
         os.dup2(banner.fileno(), 2)
+        sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
         try:
-            with _without("sklearn", "matplotlib"):  # Keras takes more than a second for them, and needs neither
-                import keras  # noqa: F401
-                import tensorflow as tf
+            import keras  # noqa: F401
+            import tensorflow as tf
 
             tf.config.list_physical_devices()  # drivers complain on first use
         except BaseException:
@@ -85,6 +73,8 @@ def start_tensorflow(onednn: bool = True) -> None:
             os.write(stderr, banner.read())
             raise
         finally:
+            for package in hidden:
+                del sys.modules[package]
             os.dup2(stderr, 2)
             os.close(stderr)
 
@@ -92,7 +82,7 @@ def start_tensorflow(onednn: bool = True) -> None:
 def define_flags(method: type[SSLModel]) -> flags.FlagValues:
     """Derives the flags of a method from its options."""
     values = flags.FlagValues()
-    define: dict[type, Any] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+    define: dict[type, Callable] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
     for name, field in RunConfig.fields(method).items():
         if not field.metadata["flag"]:
             continue
@@ -108,7 +98,10 @@ def define_flags(method: type[SSLModel]) -> flags.FlagValues:
 
 def help_text(method: type[SSLModel]) -> str:
     """Returns the grouped list of flags with defaults."""
-    lines = [inspect.getdoc(inspect.getmodule(method)) or "", ""]
+    module = inspect.getmodule(method)
+    spec = getattr(module, "__spec__", None)  # none of a file that Python was given
+    program = f"-m {spec.name}" if spec else Path(sys.argv[0]).name
+    lines = [inspect.getdoc(module) or "", "", f"    python {program} --dataset=cifar10.3@250-1", ""]
     for title, options in RunConfig.groups(method).items():
         lines.append(f"{title}:")
         for name, field in describe(options).items():

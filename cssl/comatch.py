@@ -1,7 +1,4 @@
-"""CoMatch (Li, Xiong & Hoi 2021): pseudo-labels smoothed over a memory, and a graph of them to learn embeddings from.
-
-    python -m cssl.comatch --dataset=cifar10.3@40-1
-"""
+"""CoMatch (Li, Xiong & Hoi 2021): pseudo-labels smoothed over a memory, and a graph of them to learn embeddings."""
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""CRMatch (Fan et al. 2021): FixMatch with features that tell the strong view from the weak one, and turns to guess.
-
-    python -m cssl.crmatch --dataset=cifar10.3@40-1
-"""
+"""CRMatch (Fan et al. 2021): FixMatch with features that tell the strong view from the weak one, and turns to guess."""
 import cssl
 from libml import networks
 from libml.config import option

@@ -1,7 +1,4 @@
-"""CSSL (Lienen & Hüllermeier, NeurIPS 2021): credal sets as pseudo-labels, all images used from the start.
-
-    python -m cssl.cssl --dataset=cifar10.3@40-1          (or: python cssl.py …)
-"""
+"""CSSL (Lienen & Hüllermeier, NeurIPS 2021): credal sets as pseudo-labels, all images used from the start."""
 from __future__ import annotations
 
 import cssl

@@ -1,7 +1,4 @@
-"""Dash (Xu et al. 2021): an unlabelled image counts while its loss is below a threshold that falls over the run.
-
-    python -m cssl.dash --dataset=cifar10.3@40-1
-"""
+"""Dash (Xu et al. 2021): an unlabelled image counts while its loss is below a threshold that falls over the run."""
 from __future__ import annotations
 
 import numpy as np

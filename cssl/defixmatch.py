@@ -1,7 +1,4 @@
-"""DeFixMatch (Schmutz et al. 2023): FixMatch without bias, as its unlabelled loss on labelled images is taken away.
-
-    python -m cssl.defixmatch --dataset=cifar10.3@40-1
-"""
+"""DeFixMatch (Schmutz et al. 2023): FixMatch without bias, as its unlabelled loss on labelled images is taken away."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

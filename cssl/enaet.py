@@ -1,6 +1,6 @@
 """EnAET (Wang et al. 2020): MixMatch whose network must also let decoders recover how an image was transformed.
 
-    python -m cssl.enaet --dataset=cifar10.3@250-1          (the authors' length: --train_kimg=131072, 2^20 updates)
+The authors' length is --train_kimg=131072, 2^20 updates.
 """
 import math
 

@@ -1,7 +1,5 @@
 """FixMatch (Sohn et al. 2020): hard pseudo-labels where the prediction on the weak view is confident.
 
-    python -m cssl.fixmatch --dataset=cifar10.3@40-1
-
 The flags from --optimizer to --anchoring are the paper's ablations, as --cutout and --augment are: another optimiser,
 another decay, a mean teacher, sharpened predictions, other views. Their defaults are FixMatch.
 """

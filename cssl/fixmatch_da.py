@@ -1,7 +1,4 @@
-"""FixMatch with distribution alignment: soft, aligned pseudo-labels where the raw prediction is confident.
-
-    python -m cssl.fixmatch_da --dataset=cifar10.3@40-1
-"""
+"""FixMatch with distribution alignment: soft, aligned pseudo-labels where the raw prediction is confident."""
 import cssl
 from libml.lazy import tf
 from libml.learn import SSLModel, ThresholdOptions, UnlabeledLoss, losses

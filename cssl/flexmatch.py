@@ -1,7 +1,4 @@
-"""FlexMatch (Zhang et al. 2021): FixMatch whose threshold for a class is the lower, the less the class is learned.
-
-    python -m cssl.flexmatch --dataset=cifar10.3@40-1
-"""
+"""FlexMatch (Zhang et al. 2021): FixMatch whose threshold for a class is the lower, the less the class is learned."""
 from __future__ import annotations
 
 import numpy as np

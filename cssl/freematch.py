@@ -1,7 +1,4 @@
-"""FreeMatch (Wang et al. 2023): thresholds that follow the model's own confidence, and fairness between classes.
-
-    python -m cssl.freematch --dataset=cifar10.3@40-1
-"""
+"""FreeMatch (Wang et al. 2023): thresholds that follow the model's own confidence, and fairness between classes."""
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""MixUp (Zhang et al. 2018) with all labels.
-
-    python -m cssl.fully_supervised_mixup --dataset=cifar10.3@40-1
-"""
+"""MixUp (Zhang et al. 2018) with all labels."""
 import cssl
 from libml.config import option
 from libml.lazy import tf
@@ -13,17 +10,13 @@ class FullySupervisedMixUp(AdamModel):
 
     uses_unlabeled = False
     uses_all_labels = True
+    strong_labeled = property(lambda self: self.options.cta)
 
     class Options(AdamModel.Options):
         wd: float = option(0.002, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0,
                            named=True)
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
         cta: bool = option(False, "train on strong views (CTAugment) instead of weak ones")
-
-    @property
-    def strong_labeled(self):
-        """With CTAugment."""
-        return self.options.cta
 
     def compute_losses(self, views, step):
         """H(Mix(label, label'), p(Mix(x, x'))), where ' reverses the batch."""

@@ -1,7 +1,4 @@
-"""ICT (Verma et al. 2019): the prediction on a mixed image should be the mixed predictions of a mean teacher.
-
-    python -m cssl.ict --dataset=cifar10.3@40-1
-"""
+"""ICT (Verma et al. 2019): the prediction on a mixed image should be the mixed predictions of a mean teacher."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

@@ -1,7 +1,4 @@
-"""LSMatch: the paper's label-smoothing counterpart of CSSL (its Algorithm 2).
-
-    python -m cssl.lsmatch --dataset=cifar10.3@40-1
-"""
+"""LSMatch: the paper's label-smoothing counterpart of CSSL (its Algorithm 2)."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

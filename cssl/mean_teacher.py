@@ -1,7 +1,4 @@
-"""Mean Teacher (Tarvainen & Valpola 2017): the average of the weights teaches the weights.
-
-    python -m cssl.mean_teacher --dataset=cifar10.3@40-1
-"""
+"""Mean Teacher (Tarvainen & Valpola 2017): the average of the weights teaches the weights."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

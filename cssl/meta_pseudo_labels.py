@@ -1,9 +1,7 @@
 """Meta Pseudo Labels (Pham et al. 2021): a teacher, trained like UDA and by what its labels do to a student.
 
-    python -m cssl.meta_pseudo_labels --dataset=cifar10.3@4000-1          (the authors' length: --train_kimg=37500)
-
 By default what the authors' program computes, where the soft feedback has no gradient: a UDA teacher distilled into a
-student. The paper's algorithm is --feedback=hard --sign=paper.
+student. The paper's algorithm is --feedback=hard --sign=paper. The authors' length is --train_kimg=37500.
 """
 import math
 
@@ -34,8 +32,6 @@ class MetaPseudoLabels(SSLModel):
     presets = {"any": {"augment": "d.d.rac", "bn_momentum": 0.99}}
 
     class Options(SharedOptions):
-        """Meta Pseudo Labels' own hyperparameters, as in the authors' program."""
-
         batch: int = option(128, "B: labelled images per update", low=1, named=True)
         lr: float = option(0.05, "eta: highest learning rate of teacher and student; rises linearly, falls as half a "
                            "cosine", above=0, named=True)

@@ -1,7 +1,4 @@
-"""MixMatch (Berthelot et al. 2019): sharpened mean guesses, mixed with the labelled images.
-
-    python -m cssl.mixmatch --dataset=cifar10.3@40-1
-"""
+"""MixMatch (Berthelot et al. 2019): sharpened mean guesses, mixed with the labelled images."""
 import cssl
 from libml.config import option
 from libml.lazy import tf
@@ -10,6 +7,8 @@ from libml.learn import LossOutput, PreFixMatchOptions, SSLModel, losses, mixing
 
 class MixMatch(SSLModel):
     """MixUp of labelled images with weak views, whose guessed label is the sharpened mean over the views."""
+
+    strong_labeled = property(lambda self: self.options.cta)
 
     class Options(PreFixMatchOptions):
         """MixMatch's own hyperparameters, as in FixMatch's comparison; the MixMatch paper: w_match 75, beta 0.75."""
@@ -25,11 +24,6 @@ class MixMatch(SSLModel):
     def views_per_image(self):
         """K views, of either kind."""
         return (0, self.options.K) if self.options.cta else (self.options.K, 0)
-
-    @property
-    def strong_labeled(self):
-        """With CTAugment labelled images get strong views too."""
-        return self.options.cta
 
     def compute_losses(self, views, step):
         """H(mixed label, p) + w(t) mean_k (mixed guess_k - p_k)^2 (Algorithm 1, Eqs. 3-5)."""

@@ -1,7 +1,4 @@
-"""MixUp (Zhang et al. 2018), semi-supervised: labelled images mixed with each other, and unlabelled ones likewise.
-
-    python -m cssl.mixup --dataset=cifar10.3@40-1
-"""
+"""MixUp (Zhang et al. 2018), semi-supervised: labelled images mixed with each other, and unlabelled ones likewise."""
 import cssl
 from libml.config import option
 from libml.lazy import tf
@@ -10,6 +7,8 @@ from libml.learn import AdamModel, LossOutput, losses, mixing
 
 class MixUp(AdamModel):
     """Cross-entropy of mixed labelled images, and of mixed unlabelled ones with their mixed guesses."""
+
+    strong_labeled = property(lambda self: self.options.cta)
 
     class Options(AdamModel.Options):
         """MixUp's own hyperparameters, as in FixMatch's program."""
@@ -23,11 +22,6 @@ class MixUp(AdamModel):
     def views_per_image(self):
         """One view, of either kind."""
         return (0, 1) if self.options.cta else (1, 0)
-
-    @property
-    def strong_labeled(self):
-        """With CTAugment labelled images get strong views too."""
-        return self.options.cta
 
     def compute_losses(self, views, step):
         """H(Mix(label, label'), p(Mix(x, x'))) + H(Mix(q, q'), p(Mix(u, u'))), where ' reverses the batch."""

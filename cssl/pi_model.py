@@ -1,7 +1,4 @@
-"""Pi-model (Laine & Aila 2017): two weak views of an image should be given the same distribution.
-
-    python -m cssl.pi_model --dataset=cifar10.3@40-1
-"""
+"""Pi-model (Laine & Aila 2017): two weak views of an image should be given the same distribution."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

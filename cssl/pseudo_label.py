@@ -1,7 +1,4 @@
-"""Pseudo-Label (Lee 2013): the network's own confident classes as labels, on the same weak view.
-
-    python -m cssl.pseudo_label --dataset=cifar10.3@40-1
-"""
+"""Pseudo-Label (Lee 2013): the network's own confident classes as labels, on the same weak view."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

@@ -1,7 +1,4 @@
-"""ReFixMatch (Nguyen & Yang 2023): FixMatch that also learns, softly, from the images that are not confident.
-
-    python -m cssl.refixmatch --dataset=cifar10.3@40-1
-"""
+"""ReFixMatch (Nguyen & Yang 2023): FixMatch that also learns, softly, from the images that are not confident."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

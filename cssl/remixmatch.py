@@ -1,7 +1,4 @@
-"""ReMixMatch (Berthelot et al. 2020): MixMatch with aligned guesses for strong views, and rotations.
-
-    python -m cssl.remixmatch --dataset=cifar10.3@40-1          (without CTAugment: --augment=d.d.x)
-"""
+"""ReMixMatch (Berthelot et al. 2020): MixMatch with aligned guesses for strong views, and rotations."""
 import numpy as np
 
 import cssl

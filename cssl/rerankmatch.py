@@ -1,7 +1,5 @@
 """ReRankMatch (Tran, Kang & Kim 2021), a reconstruction: FixMatch with a ranking of image representations.
 
-    python -m cssl.rerankmatch --dataset=cifar10.3@40-1
-
 The method's code is not public, and its abstract does not define it. This is built after the abstract and the authors'
 earlier RankingMatch, and no published figure of ReRankMatch can be claimed for it.
 """

@@ -1,7 +1,4 @@
-"""SimMatch (Zheng et al. 2022): strong and weak view are as like each labelled image as each other, and agree in class.
-
-    python -m cssl.simmatch --dataset=cifar10.3@40-1
-"""
+"""SimMatch (Zheng et al. 2022): strong and weak view are equally like each labelled image, and agree in class."""
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""SoftMatch (Chen et al. 2023): every image counts, with a weight that falls as its confidence falls below the mean.
-
-    python -m cssl.softmatch --dataset=cifar10.3@40-1
-"""
+"""SoftMatch (Chen et al. 2023): every image counts, with a weight that falls as its confidence falls below the mean."""
 from __future__ import annotations
 
 import numpy as np

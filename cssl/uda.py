@@ -1,7 +1,4 @@
-"""UDA (Xie et al. 2020): the strong view should be given the sharpened distribution of the weak view.
-
-    python -m cssl.uda --dataset=cifar10.3@40-1
-"""
+"""UDA (Xie et al. 2020): the strong view should be given the sharpened distribution of the weak view."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

@@ -1,7 +1,4 @@
-"""UPSMatch: FixMatch that also asks Monte-Carlo dropout how sure it is (the paper's UPS variant, Rizve et al. 2021).
-
-    python -m cssl.upsmatch --dataset=cifar10.3@40-1
-"""
+"""UPSMatch: FixMatch that also asks Monte-Carlo dropout how sure it is (the paper's UPS variant, Rizve et al. 2021)."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

@@ -1,7 +1,4 @@
-"""VAT (Miyato et al. 2018): predictions should withstand the small change of the image that hurts them most.
-
-    python -m cssl.vat --dataset=cifar10.3@40-1
-"""
+"""VAT (Miyato et al. 2018): predictions should withstand the small change of the image that hurts them most."""
 from __future__ import annotations
 
 import cssl
