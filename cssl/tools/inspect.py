@@ -72,23 +72,20 @@ def main() -> None:
     from libml import data
 
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
-    for note in dataset.notes:
-        print(f"warning: {printable(note)}", file=sys.stderr)
-    for remark in dataset.remarks:
+    for remark in (*(f"warning: {note}" for note in dataset.notes), *dataset.remarks):
         print(printable(remark), file=sys.stderr)
     facts = describe(dataset)
     if args.json:
         print(json.dumps(facts))
     else:
         size = "x".join(map(str, facts["image_shape"]))
-        print(f"{facts['dataset']}: {facts['num_train']} training images of {size}, {facts['num_classes']} classes")
-        print(f"  labelled {facts['num_labeled']}, unlabelled {facts['num_unlabeled']} (the labelled ones included), "
+        print(f"{facts['dataset']}: {facts['num_train']} training images of {size}, {facts['num_classes']} classes\n"
+              f"  labelled {facts['num_labeled']}, unlabelled {facts['num_unlabeled']} (the labelled ones included), "
               f"validation {facts['num_valid']}, test {facts['num_test']}")
-        print(f"  {'class':<20}{'train':>8}{'labelled':>10}{'valid':>8}{'test':>8}")
-        columns = (facts["class_counts"], facts["labeled_class_counts"], facts["valid_class_counts"],
-                   facts["test_class_counts"])
-        for name, *numbers in zip(facts["class_names"], *columns, strict=True):
-            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(printable(name), *numbers))
+        columns = [facts[name] for name in ("class_names", "class_counts", "labeled_class_counts",
+                                            "valid_class_counts", "test_class_counts")]
+        for name, *counts in (("class", "train", "labelled", "valid", "test"), *zip(*columns, strict=True)):
+            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(printable(name), *counts))
     if args.png:
         try:
             contact_sheet(dataset).savefig(args.png, dpi=150)

@@ -25,36 +25,29 @@ from libml.run import Run, find_runs, medians
 from libml.writing import write_text
 
 STYLE = """
-:root { color-scheme: light dark; --back: #ffffff; --text: #1b1f24; --line: #d0d7de; --shade: #f6f8fa; --quiet: #57606a;
---note: #9a4b00; --right: #1a7f37; --wrong: #cf222e; --bar: #0072b2; }
-@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --line: #30363d; --shade: #161b22;
---quiet: #9da7b1; --note: #f0a85b; --right: #3fb950; --wrong: #ff7b72; --bar: #58a6ff; } }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; padding: 1rem 2rem 4rem;
-color: var(--text); background: var(--back); }
-h1 { font-size: 1.7rem; margin-bottom: 0; } h2 { border-bottom: 1px solid var(--line); margin-top: 2.2rem; }
-h3 { margin-bottom: .3rem; } h4 { margin: 1rem 0 .3rem; }
+:root { color-scheme: light dark; --shade: color-mix(in srgb, CanvasText 6%, Canvas);
+--line: color-mix(in srgb, CanvasText 20%, Canvas); --quiet: color-mix(in srgb, CanvasText 65%, Canvas);
+--right: #2da44e; --wrong: #e5534b; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; padding: 1rem; }
+h2 { border-bottom: 1px solid var(--line); margin-top: 2.2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; }
 th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; font-variant-numeric: tabular-nums; }
 td:not(:last-child) { white-space: nowrap; } th, tr:nth-child(even) td { background: var(--shade); }
-img.figure { max-width: 100%; background: #ffffff; border-radius: 6px; }
-code, pre { background: var(--shade); font-size: .88em; } code { overflow-wrap: anywhere; }
-pre { padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-.note { color: var(--note); } .quiet { color: var(--quiet); }
-summary { cursor: pointer; font-weight: 600; padding: .3rem 0; overflow-wrap: anywhere; }
+img.figure { max-width: 100%; background: #ffffff; }
+code, pre { background: var(--shade); font-size: .88em; white-space: pre-wrap; }
+code, pre, summary, figure, .settings { overflow-wrap: anywhere; }
+.note { color: var(--wrong); } .quiet { color: var(--quiet); } summary { cursor: pointer; font-weight: 600; }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); gap: .6rem; }
-.samples figure { margin: 0; max-width: 9rem; font-size: .78rem; line-height: 1.35; overflow-wrap: anywhere; }
+.samples figure { margin: 0; max-width: 9rem; font-size: .78rem; line-height: 1.35; }
 .samples img { width: 100%; image-rendering: pixelated; border: 3px solid var(--quiet); box-sizing: border-box; }
 .samples .right img { border-color: var(--right); } .samples .wrong img { border-color: var(--wrong); }
 .samples svg { display: block; width: 100%; height: 2rem; border-bottom: 1px solid var(--line); }
-.samples polyline { fill: none; stroke: var(--bar); stroke-width: 2; vector-effect: non-scaling-stroke; }
-.alpha { height: .4rem; background: var(--line); margin: .15rem 0; } .alpha i { display: block; height: 100%;
-background: var(--bar); }
-.settings { columns: 3 16rem; font-size: .85rem; overflow-wrap: anywhere; }
-details.run { border: 1px solid var(--line); border-radius: 6px; padding: .2rem 1rem; margin: .6rem 0; min-width: 0; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem;
-align-items: start; }
-@media (max-width: 600px) { body { padding: .5rem .8rem 3rem; } details.run { padding: .2rem .6rem; }
-img.figure { height: auto; } img.wide { max-width: none; width: max(100%, 38rem); } }
+.samples polyline { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-scaling-stroke; }
+.alpha { background: var(--line); } .alpha i { display: block; height: .4rem; background: currentColor; }
+.settings { columns: 3 16rem; font-size: .85rem; }
+details.run { border: 1px solid var(--line); padding: .2rem 1rem; margin: .6rem 0; min-width: 0; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
+@media (max-width: 600px) { img.figure { height: auto; } img.wide { max-width: none; width: max(100%, 38rem); } }
 """
 SAMPLES = 12
 MAX_FIGURES = 24  # runs whose figures are drawn; beyond it the page grows to tens of megabytes
@@ -85,17 +78,20 @@ def png(save: Callable[[io.BytesIO], object]) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def figure(plot: Callable[[], Figure | None], alternative: str) -> str:
-    """Puts a figure into the page; what a run did not store becomes a remark. On small screens it scrolls."""
+def figure(title: str, plot: Callable[[], Figure | None], heading: str = "h4") -> str:
+    """Formats a figure under its title; what a run did not store becomes a remark. On small screens it scrolls."""
     try:
         plotted = plot()
+        content = note("None stored: this run has none.") if plotted is None else _drawn(plotted, title)
     except UserError as error:
-        return note(error)
-    if plotted is None:
-        return ""
+        content = note(error)
+    return f"<{heading}>{title}</{heading}>{content}"
+
+
+def _drawn(plotted: Figure, title: str) -> str:
     wide = " wide" if plotted.get_size_inches()[0] > 4.5 else ""  # more than a small screen shows
     source = png(functools.partial(plotted.savefig, format="png", dpi=100))
-    return f'<div class="scroll"><img class="figure{wide}" alt="{text(alternative)}" src="{source}"></div>'
+    return f'<div class="scroll"><img class="figure{wide}" alt="{title}" src="{source}"></div>'
 
 
 def sparkline(values: list[float]) -> str:
@@ -152,7 +148,7 @@ def pseudo_labels(run: Run, images: bool) -> str:
         parts += ["<p>A credal set holds all distributions that give its class at least 1 − α; the bar is α. As the "
                   f"run becomes sure, sets shrink to one label. {np.mean(sets['alpha'] < 0.05):.1%} have α below 0.05; "
                   f"{outside.sum()} are built around a wrong class.</p>",
-                  figure(lambda: plots.credal_sets(run), "credal sets over time")]
+                  figure("Credal sets over time", lambda: plots.credal_sets(run))]
     if not images:
         return "".join(parts)
 
@@ -194,32 +190,30 @@ def test_images(run: Run) -> str:
 
 def comparison(pair: list[Run]) -> str:
     """Sets two runs beside each other: settings in which they differ, results, agreement, calibration, classes."""
-    (first, second), lettered = pair, dict(zip("AB", pair, strict=True))
-    shared = {*first.settings} & {*second.settings}
-    settings = [[key, *(str(run.settings[key]) for run in pair)] for key in sorted(shared)
-                if first.settings[key] != second.settings[key]]
-    names = [f"{letter}: {run.method} on {run.settings.get('dataset', '?')}" for letter, run in lettered.items()]
-    parts = ["<h2>Side by side</h2>", table([["", *names], *(settings or [["settings", "the same", "the same"]])])]
-    for letter, run in lettered.items():
-        own = ", ".join(f"{key} = {value}" for key, value in sorted(run.settings.items()) if key not in shared)
-        parts.append(f'<p class="quiet">Settings that only {letter} has: {text(own)}.</p>' if own else "")
-    lines = [["median of the last 20", "A", "B", "B − A"]]
+    first, second = pair
+    settings = [[key, *(str(run.settings.get(key, "–")) for run in pair)]
+                for key in sorted({*first.settings, *second.settings})
+                if first.settings.get(key) != second.settings.get(key)]
+    names = [f"{letter}: {run.method} on {run.settings.get('dataset', '?')}"
+             for letter, run in zip("AB", pair, strict=True)]
+    results = [["median of the last 20", "A", "B", "B − A"]]
     for tag in METRICS:
         if all(len(run.series(tag)[1]) for run in pair):
             a, b, digits = first.result(tag), second.result(tag), shown(tag).digits
-            lines.append([shown(tag).column, f"{a:.{digits}f}", f"{b:.{digits}f}", f"{b - a:+.{digits}f}"])
-    parts.append(table(lines) if len(lines) > 1 else "")
+            results.append([shown(tag).column, f"{a:.{digits}f}", f"{b:.{digits}f}", f"{b - a:+.{digits}f}"])
+    parts = ["<h2>Side by side</h2>", table([["", *names], *(settings or [["settings", "the same", "the same"]])]),
+             table(results)]
     try:
         stored = [run.arrays("predictions", ("probabilities", "labels")) for run in pair]
     except UserError:  # the figures below say what is missing
         stored = []
     if stored and np.array_equal(stored[0]["labels"], stored[1]["labels"]):
-        hits = [arrays["probabilities"].argmax(1) == arrays["labels"] for arrays in stored]
-        parts.append(table([["test images, at the last report", "B right", "B wrong"], *(
-            [f"A {word}", str(int((a & hits[1]).sum())), str(int((a & ~hits[1]).sum()))]
-            for word, a in (("right", hits[0]), ("wrong", ~hits[0])))]))
-    return "".join([*parts, figure(lambda: plots.reliability(pair), "both reliability diagrams"),
-                    figure(lambda: plots.class_accuracy(pair), "accuracy of each class, both runs")])
+        a, b = (arrays["probabilities"].argmax(1) == arrays["labels"] for arrays in stored)
+        parts.append(table([["test images, at the last report", "B right", "B wrong"],
+                            ["A right", str((a & b).sum()), str((a & ~b).sum())],
+                            ["A wrong", str((~a & b).sum()), str((~a & ~b).sum())]]))
+    return "".join([*parts, figure("Both calibrations", lambda: plots.reliability(pair)),
+                    figure("Accuracy of each class, both runs", lambda: plots.class_accuracy(pair))])
 
 
 def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
@@ -231,26 +225,20 @@ def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
              f'{text(run.settings.get("dataset", "?"))} <span class="quiet">({text(state)})</span></summary>',
              f'<p class="quiet"><code>{text(run.path)}</code></p>', *map(note, run.problems)]
     if run.reports:
-        columns = {tag: medians(run.series(tag)[1]) for tag in METRICS if len(run.series(tag)[1])}
-        parts.append(table([["median of the last", *(shown(tag).column for tag in columns)], *(
-            [str(int(last[4:])), *(f"{values[last]:.{shown(tag).digits}f}" for tag, values in columns.items())]
-            for last in medians([]))]))
+        parts.append(table([["median of the last", *(str(int(last[4:])) for last in medians([]))], *(
+            [shown(tag).column, *(f"{value:.{shown(tag).digits}f}" for value in medians(run.series(tag)[1]).values())]
+            for tag in METRICS if len(run.series(tag)[1]))]))
     if command:
         parts.append(f"<h4>Command</h4><pre>{text(command)}</pre>")
     settings = "<br>".join(f"{text(key)} = {text(value)}" for key, value in sorted(run.settings.items()))
-    facts = table([[*environment], [*environment.values()]])
-    parts.append(f"<details><summary>Environment and configuration</summary>{facts}"
-                 f'<p class="settings">{settings}</p></details>')
+    parts.append("<details><summary>Environment and configuration</summary>"
+                 + table([[*environment], [*environment.values()]]) + f'<p class="settings">{settings}</p></details>')
     if run.reports and figures:
-        rates = figure(lambda: plots.augmentation_rates(run), "CTAugment rates")
-        found = {"Calibration on the test set": figure(lambda: plots.reliability([run]),
-                                                       "reliability diagram and histogram of confidences"),
-                 "Accuracy of each class": figure(lambda: plots.class_accuracy([run]), "accuracy of each class"),
-                 "Predicted classes": figure(lambda: plots.class_distribution([run]), "predicted classes over time"),
-                 "CTAugment rates": rates or note("None stored: this run has no CTAugment."),
-                 "Pseudo-labels": pseudo_labels(run, images)}
-        parts += [f"<h4>{title}</h4>{content}" for title, content in found.items()]
-        parts.append(test_images(run) if images else "")
+        parts += [figure("Calibration on the test set", lambda: plots.reliability([run])),
+                  figure("Accuracy of each class", lambda: plots.class_accuracy([run])),
+                  figure("Predicted classes", lambda: plots.class_distribution([run])),
+                  figure("CTAugment rates", lambda: plots.augmentation_rates(run)), "<h4>Pseudo-labels</h4>",
+                  pseudo_labels(run, images), test_images(run) if images else ""]
     return "\n".join([*parts, "</details>"])
 
 
@@ -275,17 +263,14 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
     reported = [run for run in runs if run.reports]
     tags = ["error", *(tag for tag in METRICS
                        if tag != "accuracy" and any(len(run.series(tag)[1]) for run in reported))]
-    parts = ["<!DOCTYPE html>", f'<html lang="en"><head><meta charset="utf-8">'
-             f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{text(title)}</title>',
-             f"<style>{STYLE}</style></head><body><h1>{text(title)}</h1>",
-             f'<p class="quiet">Runs: {len(runs)}, finished: {sum(run.finished for run in runs)}.</p>',
-             "<h2>Results</h2>", *results(runs, tags)]
+    parts = [f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+             f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
+             f'<h1>{text(title)}</h1><p class="quiet">Runs: {len(runs)}, finished: '
+             f"{sum(run.finished for run in runs)}.</p><h2>Results</h2>", *results(runs, tags)]
     if len(reported) == len(runs) == 2:
         parts.append(comparison(runs))
-    parts += ["<h2>Learning curves</h2>",
-              figure(lambda: plots.curves(reported, tags), "metrics on the test set over time"),
-              "<h2>Pseudo-labels over time</h2>",
-              figure(lambda: plots.curves(reported, plots.PSEUDO_LABEL_TAGS), "quality of pseudo-labels over time"),
+    parts += [figure("Learning curves", lambda: plots.curves(reported, tags), "h2"),
+              figure("Pseudo-labels over time", lambda: plots.curves(reported, plots.PSEUDO_LABEL_TAGS), "h2"),
               "<h2>Runs</h2>"]
     if len(runs) > MAX_FIGURES:
         parts.append(note(f"Figures are drawn for the first {MAX_FIGURES} runs only; name fewer runs to see others."))

@@ -3,17 +3,13 @@
     cssl-reproduce --table=results|calibration|efficiency|ablation|barely|ups|all [--filter=cifar10.1@40]
         [--dry_run | --slurm=jobs.sbatch] [--train_dir=experiments] [--at_once=2] [-- FLAGS]
 
-Without --dry_run or --slurm the runs follow one another, or so many go on at once, each with its share of the cores: a
-small network does not fill two of them. An interrupted run continues from its last checkpoint when the same command is
-given again. Each run trains in <train_dir>/kimg<length>, so that runs of different lengths stay apart and tables share
-the runs they have in common. --filter keeps the commands that contain a text. Flags after `--` are added to every
-command, or replace its own.
-
-The paper does not say which thresholds of UPSMatch its search chose: the table `ups` uses the program's defaults; add
-`-- --conf_p=… --uncertainty_p=…`. A full run is 2^20 updates; at some 5 s each (WRN-28-2 on two CPU cores) that is two
-months: use GPUs.
+An interrupted run continues when the same command is given again. Each run trains in <train_dir>/kimg<length>: runs of
+different lengths stay apart, and tables share the runs they have in common. Flags after `--` are added to every
+command, or replace its own. The paper does not say which thresholds of UPSMatch its search chose: the table `ups` uses
+the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
 """
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -26,7 +22,6 @@ from pathlib import Path
 import cssl
 from cssl import cli, tools
 from cssl.program import STOPPED, run_programs
-from libml.config import RunConfig
 from libml.devices.machine import usable_cores
 from libml.errors import UserError
 from libml.results import paper
@@ -71,35 +66,28 @@ class Job:
     def __str__(self) -> str:
         return "python " + shlex.join(self.arguments())
 
-    def config(self) -> RunConfig:
-        """Returns the run's configuration."""
-        return cli.configuration(cssl.method(self.method), self.arguments()[1:])
-
     def finished(self) -> Run | None:
         """Returns this run if it is on disk and has reached its end."""
-        config = self.config()
+        config = cli.configuration(cssl.method(self.method), self.arguments()[1:])
         run = Run(config.folder())
         return run if run.fulfils(config) else None
 
 
 def jobs(table: paper.Table, train_dir: Path, extra: dict[str, str]) -> list[Job]:
     """Lists the runs behind a table, each once, row by row; `extra` flags are added or take the place of its own."""
-    found: dict[Job, None] = {}
+    found = []
     for row in table.rows:
-        if row.method is None:
-            continue  # quoted from the literature
-        for column in row.cells:
-            for seed in table.seeds:
-                # A row's settings say how it differs from its neighbours; with this, a command speaks for itself.
-                flags = {} if row.method in paper.BASELINES else {"augment": paper.PROTOCOL["augment"]}
-                flags |= {**row.settings, "train_kimg": table.expected(row, column.dataset)["train_kimg"]}
-                if table.schedule_kimg:
-                    flags["schedule_kimg"] = table.schedule_kimg
-                flags |= extra
-                place = {"dataset": f"{column.dataset}.{seed}@{column.labels}-1",
-                         "train_dir": train_dir / f"kimg{flags['train_kimg']}"}
-                found[Job(row.method, tuple({**place, **flags}.items()))] = None
-    return list(found)
+        # A row's settings say how it differs from its neighbours; with this, a command speaks for itself.
+        own = {} if row.method in paper.BASELINES else {"augment": paper.PROTOCOL["augment"]}
+        for column, seed in itertools.product(row.cells, table.seeds):
+            flags = {**own, **row.settings, "train_kimg": table.expected(row, column.dataset)["train_kimg"]}
+            if table.schedule_kimg:
+                flags["schedule_kimg"] = table.schedule_kimg
+            flags |= extra
+            place = {"dataset": f"{column.dataset}.{seed}@{column.labels}-1",
+                     "train_dir": train_dir / f"kimg{flags['train_kimg']}"}
+            found.append(Job(row.method, tuple({**place, **flags}.items())))
+    return list(dict.fromkeys(found))
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -114,14 +102,12 @@ def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
     return argv[:end], flags
 
 
-def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
-            keep: Callable[[Run], None] | None = None) -> int:
+def run_all(todo: list[Job], at_once: int = 1, keep: Callable[[Run], None] | None = None) -> int:
     """Runs jobs, so many at a time; a failed one does not stop the rest, a signal does.
 
-    If quiet, or where several run, what they print is in their folders alone, but for the errors of those that fail.
-    `keep` gets each run as soon as it is finished: what a series has reached survives whatever ends it.
+    Where several run, what they print is in their folders alone, but for the errors of those that fail. `keep` gets
+    each run as soon as it is finished: what a series has reached survives whatever ends it.
     """
-    quiet = quiet or at_once > 1
     if not 1 <= at_once <= usable_cores():
         raise UserError(f"--at_once={at_once}: expected 1 to {usable_cores()}, the number of cores.")
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +116,7 @@ def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
         def start(number: int) -> subprocess.Popen:
             print(f"[{number + 1}/{len(todo)}] {todo[number]}", flush=True)
             command = [sys.executable, *todo[number].arguments()]
-            if not quiet:
+            if at_once == 1:
                 return subprocess.Popen(command)
             with errors[number].open("w") as file:
                 return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
@@ -140,12 +126,12 @@ def run_all(todo: list[Job], at_once: int = 1, quiet: bool = False,
                 keep(run)
 
         codes = run_programs(len(todo), start, at_once, ended)
-        stopped = [code for code in codes.values() if code in STOPPED]
-        if stopped:
-            return stopped[0]
-        failed = [number for number, code in sorted(codes.items()) if code]
+        for code in codes.values():
+            if code in STOPPED:
+                return code
+        failed = [number for number, code in codes.items() if code]
         for number in failed:
-            said = errors[number].read_text(errors="replace") if quiet else ""
+            said = errors[number].read_text(errors="replace") if at_once > 1 else ""
             print(f"{said}failed: {todo[number]}", file=sys.stderr)
         return int(bool(failed))
 
@@ -169,13 +155,12 @@ def main() -> int:
         raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
                         "lists them.")
     todo = [job for job in found if not job.finished()]
-    literature = [row.name for name in names for row in paper.TABLES[name].rows if row.method is None]
-    notes = [f"{len(found) - len(todo)} of {len(found)} runs are finished"] if len(todo) < len(found) else []
-    notes += [f"only quoted from the literature: {', '.join(literature)}"] if literature and not args.filter else []
     rebuilt = sorted({job.method for job in todo} & {*paper.RECONSTRUCTIONS})
-    notes += [f"reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}"] * bool(
-        rebuilt)
-    print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
+    if len(todo) < len(found):
+        print(f"note: {len(found) - len(todo)} of {len(found)} runs are finished", file=sys.stderr)
+    if rebuilt:
+        print(f"note: reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}",
+              file=sys.stderr)
     if args.slurm and todo:
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()

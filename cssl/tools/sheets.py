@@ -37,20 +37,19 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
             values = np.load(rates)
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"--rates={rates}: not a readable .npy file ({error})") from error
-    else:
-        prefix = find_checkpoint(str(checkpoint))
-        try:
-            reader = tf.train.load_checkpoint(prefix)
-        except (tf.errors.OpError, ValueError) as error:
-            raise UserError(f"--checkpoint={checkpoint}: not a readable checkpoint") from error
-        shapes = reader.get_variable_to_shape_map()
-        names = [name for name, shape in shapes.items() if "rates" in name and tuple(shape) == RATES_SHAPE]
-        if not names:
-            raise UserError(f"--checkpoint={checkpoint}: no CTAugment rates, a variable of shape {RATES_SHAPE}")
-        values = reader.get_tensor(names[0])
-    if values.shape != RATES_SHAPE:
-        raise UserError(f"rates of shape {values.shape}, expected {RATES_SHAPE}")
-    return values
+        if values.shape != RATES_SHAPE:
+            raise UserError(f"--rates={rates}: an array of shape {values.shape}, expected {RATES_SHAPE}")
+        return values
+    try:
+        reader = tf.train.load_checkpoint(find_checkpoint(str(checkpoint)))
+    except (tf.errors.OpError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--checkpoint={checkpoint}: not a readable checkpoint") from error
+    for name, shape in reader.get_variable_to_shape_map().items():
+        if "rates" in name and tuple(shape) == RATES_SHAPE:
+            return reader.get_tensor(name)
+    raise UserError(f"--checkpoint={checkpoint}: no CTAugment rates, a variable of shape {RATES_SHAPE}")
 
 
 def plot_ops(image: np.ndarray, policy: RandAugment | AutoAugment | None = None) -> Figure:

@@ -30,7 +30,7 @@ def test_sheets_from_a_checkpoint(command, tmp_path):
 def test_sheets_of_policies(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "plot_images", lambda rows, names, columns=(), title="": drawn.update(
-        {title: (rows, names)}) or plots.panels(1, 1)[0])
+        {title: (rows, names)}) or plots.panels(1, 1, 3, 3)[0])
     invoke("sheets", "--out", tmp_path, "--augment=rac4.x.d.r1_12_50", "--images=2")
     (rows, names), (views, kinds) = drawn.values()
     assert names == list(RAND_OPS) and all(len(row) == 16 for row in rows)
@@ -54,7 +54,7 @@ def test_sheet_errors(tmp_path):
             sheets.read_rates(None, str(tmp_path / place))
     with pytest.raises(UserError, match="no CTAugment rates"):
         sheets.read_rates(None, str(tmp_path / "other"))
-    with pytest.raises(UserError, match=r"rates of shape \(3,\)"):
+    with pytest.raises(UserError, match=r"an array of shape \(3,\)"):
         sheets.read_rates(str(tmp_path / "wrong.npy"), None)
     (tmp_path / "text.npy").write_text("rates")
     for name in ("none.npy", "text.npy"):

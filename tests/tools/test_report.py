@@ -83,9 +83,8 @@ def test_runs_are_described(page):
 def test_pictures(page):
     pictures = page[0].pictures
     assert {name: len(found) for name, found in pictures.items() if name not in ("training image", "test image")} == {
-        "metrics on the test set over time": 1, "quality of pseudo-labels over time": 1, "CTAugment rates": 2,
-        "reliability diagram and histogram of confidences": 2, "predicted classes over time": 3,
-        "accuracy of each class": 2, "credal sets over time": 2}
+        "Learning curves": 1, "Pseudo-labels over time": 1, "CTAugment rates": 2, "Calibration on the test set": 2,
+        "Predicted classes": 3, "Accuracy of each class": 2, "Credal sets over time": 2}
     for found in pictures.values():
         assert min(picture(found[0]).size) >= 8
 
@@ -147,8 +146,8 @@ def test_test_images(page, folder):
 def test_small_screens_and_dark_ones(page):
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page[1]
     style = page[1][page[1].index("<style>"):page[1].index("</style>")]
-    assert "@media (prefers-color-scheme: dark)" in style and "@media (max-width: 600px)" in style
-    colours = re.findall(r"[^-]color: ([^;]+);", style.split("@media (max-width")[0].split("body {", 1)[1])
+    assert "color-scheme: light dark" in style and "@media (max-width: 600px)" in style
+    colours = re.findall(r"[ -]color: ([^;]+);", style.split("body {", 1)[1])
     assert colours and all(colour.startswith("var(--") for colour in colours)  # every text follows the scheme
     assert "img.figure { max-width: 100%; background: #ffffff;" in style  # figures are drawn for white
     assert "Side by side" not in page[0].text  # three runs
@@ -169,17 +168,16 @@ def test_two_runs_side_by_side(tmp_path):
     assert parsed.open == [] and len(pair) == 3
     assert "α = " in pair[1] and "α = " not in pair[2]  # FixMatch has no credal sets
     names = "A: CSSL on cifar10.1@40-1 B: FixMatch on cifar10.1@40-1"
-    assert f"{names} confidence 0.0 0.95 method CSSL FixMatch" in parsed.text
-    assert "Settings that only A has: alpha_bound = 0.0." in parsed.text
+    assert f"{names} alpha_bound 0.0 – confidence 0.0 0.95 method CSSL FixMatch" in parsed.text
     assert "accuracy % 85.00 85.50 +0.50 ECE 0.100 0.100 +0.000" in parsed.text
     both = [int(np.sum(a & b)) for a in (right[0], ~right[0]) for b in (right[1], ~right[1])]
     assert f"B right B wrong A right {both[0]} {both[1]} A wrong {both[2]} {both[3]}" in parsed.text
-    assert len(parsed.pictures["both reliability diagrams"]) == len(
-        parsed.pictures["accuracy of each class, both runs"]) == 1
+    assert len(parsed.pictures["Both calibrations"]) == len(
+        parsed.pictures["Accuracy of each class, both runs"]) == 1
 
     invoke("report", paths[0], "-o", tmp_path / "small.html", "--no-images")
     small = Page((tmp_path / "small.html").read_text(encoding="utf-8"))
-    assert not {"training image", "test image"} & set(small.pictures) and "credal sets over time" in small.pictures
+    assert not {"training image", "test image"} & set(small.pictures) and "Credal sets over time" in small.pictures
 
 
 def test_runs_from_before_credal_sets_were_stored(tmp_path):
