@@ -18,7 +18,7 @@ from libml.learn import losses, optim
 from libml.learn.keras_model import KerasModel, Optimizer, check_passes
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, fold_in
-from libml.learn.update import Group, State, Update
+from libml.learn.update import Group, PackedState, State, Update
 from libml.networks.custom import check_network
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class SSLModel(KerasModel):
         return fold_in(tf.stack([tf.constant(self.seed, tf.int64), updates]),
                        0 if context is None else context.replica_id_in_sync_group)
 
-    def make_views(self, batch: dict, state: State | None = None) -> dict:
+    def make_views(self, batch: dict, state: State | PackedState | None = None) -> dict:
         """Makes float views of a batch of uint8 images, by the method's needs, and CTAugment's probe."""
         augmenter, state = self.augmenter, state or self.update.read()
         seed, rates = fold_in(self.step_seed(state.updates), VIEW_SEEDS), state.others.get("rates")

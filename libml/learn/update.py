@@ -22,10 +22,7 @@ Kind = TypeVar("Kind", bound=Hashable)
 LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
 
 
-class State(NamedTuple):
-    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`, or a packed one:
-    a few vectors in place of many weights, averages, statistics and slots."""
-
+class _Values(NamedTuple):
     updates: tf.Tensor
     weights: Tensors
     ema: Tensors
@@ -33,6 +30,14 @@ class State(NamedTuple):
     slots: Tensors
     method: Scalars  # the method's own state, by name
     others: Scalars  # predictions, loss_scale, good_steps and rates, where the model has them
+
+
+class State(_Values):
+    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`."""
+
+
+class PackedState(_Values):
+    """The same with a few vectors in place of many weights, averages, statistics and slots."""
 
 
 class Found(TypedDict):
@@ -165,21 +170,22 @@ class Update:
 
         tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
-    def pack(self, state: State) -> State:
-        """Returns a state with few vectors."""
-        return state._replace(weights=self.weights.pack(state.weights), ema=self.weights.pack(state.ema),
-                              statistics=self.statistics.pack(state.statistics), slots=self.slots.pack(state.slots))
+    def pack(self, state: State) -> PackedState:
+        """Returns the state in few vectors."""
+        return PackedState(state.updates, self.weights.pack(state.weights), self.weights.pack(state.ema),
+                           self.statistics.pack(state.statistics), self.slots.pack(state.slots), state.method,
+                           state.others)
 
-    def unpack(self, state: State) -> State:
+    def unpack(self, state: PackedState) -> State:
         """Returns the state that was packed."""
-        return state._replace(weights=self.weights.unpack(state.weights), ema=self.weights.unpack(state.ema),
-                              statistics=self.statistics.unpack(state.statistics),
-                              slots=self.slots.unpack(state.slots))
+        return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
+                     self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
+                     state.others)
 
     # From one state to the next.
 
-    def next_state(self, state: State, views: dict) -> tuple[State, Scalars]:
-        """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable.
+    def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
+        """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
 
         A loop that carries the state spares each update the reading and writing.
         """
@@ -208,8 +214,8 @@ class Update:
                                                                 state.others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
-    def _trained(self, state: State, gradients: Tensors, scalars: Scalars) -> State:
-        """Returns the packed state with new weights, slots and averages; completes the scalars."""
+    def _trained(self, state: PackedState, gradients: Tensors, scalars: Scalars) -> PackedState:
+        """Returns the state with new weights, slots and averages; completes the scalars."""
         weights, slots = dict(enumerate(state.weights)), dict(enumerate(state.slots))
         scalars["losses/wd"] = tf.zeros([])
         for number, (name, group) in enumerate(self.groups.items()):
@@ -223,7 +229,7 @@ class Update:
         return state._replace(weights=[*weights.values()], ema=averages, slots=[*slots.values()],
                               others=dict(state.others))
 
-    def _take_step(self, name: str, state: State, gradients: Mapping[int, tf.Tensor] | Tensors,
+    def _take_step(self, name: str, state: PackedState, gradients: Mapping[int, tf.Tensor] | Tensors,
                    weights: dict[int, tf.Tensor], slots: dict[int, tf.Tensor]) -> tf.Tensor:
         """Puts a group's new vectors among those of all weights and slots, by number; returns its learning rate."""
         group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
