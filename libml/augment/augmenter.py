@@ -44,9 +44,7 @@ def _weak_view(images: tf.Tensor, samples: Samples, shift: int, form: str = "any
 
 def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, form: str) -> tf.Tensor:
     x = _weak_view(images, samples, shift)
-    if "ops" in samples:
-        x = run_policy(OPS, x, samples, form)
-    return _finished_cta_view(x, samples, cutout)
+    return _finished_cta_view(run_policy(OPS, x, samples, form) if "ops" in samples else x, samples, cutout)
 
 
 def _finished_cta_view(x: tf.Tensor, samples: Samples, cutout: bool) -> tf.Tensor:
@@ -128,9 +126,7 @@ class Augmenter(tf.Module):
 
     @classmethod
     def from_config(cls, config: dict) -> Augmenter:
-        """Makes one of what `get_config` returned."""
-        return cls(**config | {"image_shape": tuple(config["image_shape"]),
-                               "own_strong": keras.saving.deserialize_keras_object(config["own_strong"])})
+        return cls(**config | {"own_strong": keras.saving.deserialize_keras_object(config["own_strong"])})
 
     def _try_own_strong(self) -> None:
         """Raises UserError unless an own strong augmentation returns what it should for two images of noise."""
@@ -218,24 +214,25 @@ class Augmenter(tf.Module):
     def strong_reference(self, images: np.ndarray, samples: Samples, part: str = "strong") -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
         weak, strong = self.spec.under(part)
-        settings = parse_policy(strong)
-        samples = {key: np.asarray(value) for key, value in samples.items()}
-        x = _weak_reference(images, samples["flip"], samples["offset"], self._weak_kinds[weak][1])
-        if not settings:
-            if "ops" in samples:
-                x = pillow_policy(OPS, x, samples)
+        settings, shift = parse_policy(strong), self._weak_kinds[weak][1]
+        samples, (height, width) = {key: np.asarray(value) for key, value in samples.items()}, images.shape[1:3]
+        padded = [np.pad(image[:, ::-1] if flip else image, ((shift, shift), (shift, shift), (0, 0)), mode="reflect")
+                  for image, flip in zip(images, samples["flip"], strict=True)]
+        x = np.stack([p[y : y + height, x : x + width] for p, (y, x) in zip(padded, samples["offset"], strict=True)])
+        half, hidden = 0, np.float32(0)
+        if settings:
+            x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
+            x = pillow_policy(AUTO_OPS if isinstance(settings, AutoAugment) else RAND_OPS, x, samples)
+            view = np.where(x[..., 3:] == 0, np.float32(0), _LEVELS[x[..., :3]])
+            half = settings.cutout * min(height, width) // 100 // 2
+        else:
+            view = _LEVELS[pillow_policy(OPS, x, samples) if "ops" in samples else x]
             if strong == "d" and self.cutout != "no":
-                cutout = np.insert(samples["centre"], 0, 1.0, axis=1)[:, None]  # size 1, then the centre
-                x = pillow_policy(OPS, x, {"ops": np.full([len(x), 1], list(OPS).index("cutout")), "params": cutout})
-            return _LEVELS[x]
-        x = np.insert(_TRUNCATED[x], 3, 255, axis=3)
-        x = pillow_policy(AUTO_OPS if isinstance(settings, AutoAugment) else RAND_OPS, x, samples)
-        result = np.where(x[..., 3:] == 0, np.float32(0), _LEVELS[x[..., :3]])
-        half = settings.cutout * min(self.image_shape[:2]) // 100 // 2
-        for image, (u, v) in zip(result, samples["centre"].astype(float), strict=True):
-            row, column = int(v * image.shape[0]), int(u * image.shape[1])
-            image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
-        return result
+                half, hidden = (1 + int(min(height, width) * 0.499)) // 2, _LEVELS[127]
+        for image, (u, v) in zip(view, samples["centre"].astype(float), strict=True):
+            row, column = int(v * height), int(u * width)
+            image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = hidden
+        return view
 
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
         """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
@@ -243,9 +240,6 @@ class Augmenter(tf.Module):
         return self._run(_probe_view, weak, policy), policy
 
     def _sample_probe(self, n: int, seed: tf.Tensor) -> Policy:
-        if not self.learns_rates:
-            raise ValueError(f"--augment={self.spec} has no CTAugment to probe; expected a strong part d, as in d.d.d, "
-                             "and not cutout alone")
         uniform = _uniform(seed, _PROBE, n, self.depth * ctaugment.PROBE)
         return ctaugment.sample_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
 
@@ -292,10 +286,3 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
     """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
     return tf.random.stateless_uniform([n, numbers], tf.random.experimental.stateless_fold_in(seed, stream))
-
-
-def _weak_reference(images: np.ndarray, flips: np.ndarray, offsets: np.ndarray, shift: int) -> np.ndarray:
-    height, width = images.shape[1:3]
-    images = np.stack([image[:, ::-1] if flip else image for image, flip in zip(images, flips, strict=True)])
-    padded = np.pad(images, ((0, 0), (shift, shift), (shift, shift), (0, 0)), mode="reflect")
-    return np.stack([p[y : y + height, x : x + width] for p, (y, x) in zip(padded, offsets, strict=True)])

@@ -1,5 +1,4 @@
 """AutoAugment (Cubuk et al. 2019): policies that a search has found, two operations each, and how one is drawn."""
-
 import functools
 import json
 from pathlib import Path
@@ -18,10 +17,9 @@ NUMBERS = 1 + 3 * DEPTH  # uniform numbers per image: which policy; of each step
 def policies(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The operations, probabilities and levels, each [policies, DEPTH], found on cifar10 or svhn."""
     steps = json.loads(Path(__file__).with_name("autoaugment.json").read_text(encoding="utf-8"))[name]
-    names = list(AUTO_OPS)
-    return (np.array([[names.index(op) for op, *_ in pair] for pair in steps], np.int32),
-            np.array([[chance for _, chance, _ in pair] for pair in steps], np.float32),
-            np.array([[level for *_, level in pair] for pair in steps], np.float32))
+    ops, chances, levels = np.moveaxis(np.array(steps, object), -1, 0)
+    numbers = np.vectorize(list(AUTO_OPS).index)(ops)
+    return numbers.astype(np.int32), chances.astype(np.float32), levels.astype(np.float32)
 
 
 def sample(name: str, uniform: tf.Tensor) -> Policy:

@@ -3,7 +3,6 @@
 Pillow computes with C floats and fixed-point integers; each function below does the same arithmetic. A compiler may
 contract a*b + c to one rounding (XLA does), Pillow's builds do not: `_product` makes both give the same number.
 """
-
 import functools
 import math
 from collections.abc import Sequence
@@ -49,19 +48,16 @@ def with_alpha(rgb: tf.Tensor, images: tf.Tensor, opaque: bool = False) -> tf.Te
     return tf.concat([rgb, tf.fill(tf.shape(alpha), tf.constant(255, tf.uint8)) if opaque else alpha], -1)
 
 
-def _floats(images: tf.Tensor) -> tf.Tensor:
-    return tf.cast(images[..., :3], tf.float32)
-
-
-def _blend(first: tf.Tensor, second: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
-    """Image.blend: float32 images with whole values, alpha float [N] in 0..2, to uint8."""
+def blend(first: tf.Tensor, second: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+    """Image.blend: images with whole values, alpha float [N] in 0..2, to uint8."""
+    first, second = tf.cast(first, tf.float32), tf.cast(second, tf.float32)
     alpha = _per_image(tf.cast(alpha, tf.float32))
     return tf.cast(tf.clip_by_value(first - _product(alpha, first - second), 0.0, 255.0), tf.uint8)
 
 
-def blend(images: tf.Tensor, changed: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
-    """Image.blend(images, changed, u) for uint8 or whole-valued float32 `changed`."""
-    return _blend(_floats(images), tf.cast(changed, tf.float32), u)
+def _enhanced(worst: tf.Tensor, images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """From `worst` (factor 0) to the images (1) and beyond; transparency stays."""
+    return with_alpha(blend(worst, images[..., :3], factor), images)
 
 
 def _grey(images: tf.Tensor) -> tf.Tensor:
@@ -72,13 +68,12 @@ def _grey(images: tf.Tensor) -> tf.Tensor:
 
 def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """ImageEnhance.Brightness."""
-    x = _floats(images)
-    return with_alpha(_blend(tf.zeros_like(x), x, factor), images)
+    return _enhanced(tf.zeros_like(images[..., :3]), images, factor)
 
 
 def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """ImageEnhance.Color."""
-    return with_alpha(_blend(tf.cast(_grey(images), tf.float32), _floats(images), factor), images)
+    return _enhanced(_grey(images), images, factor)
 
 
 def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -86,12 +81,12 @@ def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     grey = _grey(images)
     count = images.shape[1] * images.shape[2]
     mean = (2 * tf.reduce_sum(grey, [1, 2, 3], keepdims=True) + count) // (2 * count)
-    return with_alpha(_blend(tf.cast(mean, tf.float32), _floats(images), factor), images)
+    return _enhanced(mean, images, factor)
 
 
 def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """ImageEnhance.Sharpness."""
-    return with_alpha(_blend(smooth(images), _floats(images), factor), images)
+    return _enhanced(smooth(images), images, factor)
 
 
 def autocontrast(images: tf.Tensor) -> tf.Tensor:
@@ -175,10 +170,8 @@ def affine(images: tf.Tensor, a=1.0, b=0.0, c=0.0, d=0.0, e=1.0, f=0.0) -> tf.Te
     """Image.transform(AFFINE, NEAREST) with zeros outside: source x = ax + by + c, y = dx + ey + f; float64 [N]."""
     height, width = images.shape[1:3]
     # 16.16 fixed point, at the centre of the pixel.
-    a, b, c, d, e, f = (
-        tf.cast(tf.floor(tf.reshape(tf.cast(v, tf.float64), [-1, 1, 1]) * 65536.0 + 0.5), tf.int32)
-        for v in (a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5)
-    )
+    a, b, c, d, e, f = (tf.cast(tf.floor(tf.reshape(tf.cast(v, tf.float64), [-1, 1, 1]) * 65536.0 + 0.5), tf.int32)
+                        for v in (a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5))
     x, y = tf.range(width), tf.range(height)[:, None]
     source_x = tf.bitwise.right_shift(c + a * x + b * y, 16)
     source_y = tf.bitwise.right_shift(f + d * x + e * y, 16)

@@ -4,7 +4,6 @@
 AutoAugment's two more. A new operation is one entry. Parameters are float32 in [0, 1); Python's float arithmetic on
 them (double precision) is part of the definition.
 """
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

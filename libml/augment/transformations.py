@@ -1,5 +1,4 @@
 """EnAET's transformations (Wang et al. 2020): images changed in the graph, and the numbers that describe the change."""
-
 import math
 
 import numpy as np
