@@ -21,7 +21,7 @@ from libml import networks
 from libml.augment.augmenter import to_float
 from libml.errors import UserError
 from libml.learn.model import SSLModel
-from libml.networks.pretrained import Application
+from libml.networks.builder import Application
 from libml.results import calibration, metrics
 from libml.results.predict import EXPORT_FILE, SAVED_MODEL, Classifier
 from libml.writing import write_text, writing
