@@ -1,4 +1,5 @@
 """Where a run computes: one device, all devices of a machine, or several machines; and what its processes agree on."""
+import functools
 import json
 import os
 import re
@@ -125,7 +126,13 @@ def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribut
                             "train in a program of its own.")
     if count == 1 and options.strategy != "mirrored":
         return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy([f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)])
+    return _mirrored(tuple(f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)))
+
+
+@functools.cache
+def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    """One object for all runs of a process: those of two strategies would take each other's tensors for their own."""
+    return tf.distribute.MirroredStrategy(devices)
 
 
 def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:

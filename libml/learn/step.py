@@ -119,6 +119,8 @@ class Step:
         context = self._communication()
         if context is None:
             return tensor
+        if tensor.dtype == tf.bool:  # which no collective takes
+            return tf.cast(self.gather(tf.cast(tensor, tf.int32)), tf.bool)
         whole = [context.num_replicas_in_sync * tensor.shape[0], *tensor.shape[1:]]
         return tf.ensure_shape(context.all_gather(tensor, axis=0), whole)
 

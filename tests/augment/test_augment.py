@@ -6,7 +6,7 @@ import helpers
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import devices_of
+from helpers import devices_of, strategy_of
 from test_augment_ops import real_images
 
 from libml.augment import (
@@ -432,11 +432,8 @@ def test_update_is_sequential(crowded):
 
 
 def test_replicas_make_one_update():
-    replicas = 2  # the same number in all tests of a process: TensorFlow cannot regroup devices for its collectives
-    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
-    assert len(devices) >= replicas, "several logical CPU devices must be configured before TensorFlow starts"
-    # Reduction without collectives: those of several strategies in one process get in each other's way.
-    strategy = tf.distribute.MirroredStrategy(devices[:replicas], tf.distribute.ReductionToOneDevice())
+    replicas = 2
+    strategy = strategy_of(replicas)
     with strategy.scope():
         augmenter = Augmenter("d.d.d", **DIGITS)
     images, steps, n = random_images(8), 3, 8

@@ -1,10 +1,10 @@
 """Clusters from environments, strategies, and the same mathematics on 1, 2 and 4 logical devices."""
-import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import strategy_of
 
 from cssl.cssl import CSSL
 from libml import networks
@@ -105,16 +105,6 @@ def test_batch_that_does_not_divide(batch, replicas, nearest):
 
 
 # The same mathematics on any number of replicas.
-
-@functools.cache
-def strategy_of(replicas):
-    if replicas == 1:
-        return tf.distribute.get_strategy()
-    # Not by collectives, the default, whose groups of 2 and of 4 devices clash in one process. Those are tested in
-    # processes of their own (test_scale.py).
-    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)],
-                                          cross_device_ops=tf.distribute.ReductionToOneDevice())
-
 
 def plain_network():
     """A network without batch normalisation."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from helpers import code_blocks, invoke
+from helpers import code_blocks, invoke, strategy_of
 from keras import layers
 
 import cssl
@@ -146,7 +146,7 @@ def test_batches_that_contradict_the_options(digits):
         alone.fit(batches())
     with pytest.raises(UserError, match="compile got 'adam', metrics, but CSSL has its own loss"):
         model.compile("adam", metrics=["accuracy"])
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with strategy_of(2).scope():
         model = make()
     with pytest.raises(UserError, match="fit trains on one device; .* cssl.train uses them all"):
         model.fit(batches(), steps_per_epoch=1)

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import strategy_of
 from PIL import Image, ImageEnhance
 from test_baselines import BATCH, CLASSES, SEED, TOLERANCE, cross_entropy, kl, make, sharpen, softmax, spy, views_of
 from test_two_networks import assert_resumes
@@ -260,7 +261,7 @@ def test_adam_for_the_network_and_sgd_for_the_decoders():
 @pytest.mark.slow
 def test_two_replicas_average_their_gradients():
     """Adam's steps blow rounding up, its first moments do not: they are a tenth of the mean gradient."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = strategy_of(2)
     single = make(EnAET)
     parts = [views_of(single, seed=seed) for seed in (0, 1)]
     for part in parts:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from helpers import invoke
+from helpers import invoke, strategy_of
 
 import cssl
 from libml import networks
@@ -34,12 +34,13 @@ def run_of(folder):
     return path, values, [{k: v for k, v in report.items() if k != "images_per_s"} for report in reports]
 
 
-@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
-                                    for module in METHODS])
-def test_train_continue_evaluate_extract(module, tmp_path, program):
+@pytest.mark.parametrize(("module", "devices"), [
+    pytest.param(module, devices, marks=() if (module, devices) == ("cssl", 1) else pytest.mark.slow)
+    for module in METHODS for devices in (1, 2)])
+def test_train_continue_evaluate_extract(module, devices, tmp_path, program):
     """Eight updates in one go, and again from the checkpoint after four: what a kill before the last checkpoint leaves.
     (Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
-    method, flags = cssl.method(module), [*TINY, f"--train_dir={tmp_path}"]
+    method, flags = cssl.method(module), [*TINY, f"--num_devices={devices}", f"--train_dir={tmp_path}"]
     flags += ["--warmup_kimg=0.0234375"] * ("warmup_kimg" in describe(method.Options))  # three updates
     program(method, *flags)
     path, wanted, undisturbed = run_of(tmp_path)
@@ -122,7 +123,7 @@ def joined(model, halves):
 
 def on_two_replicas(method, network, *updates, **arguments):
     """The state after updates on two replicas, each with its half of the views."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = strategy_of(2)
     with strategy.scope():
         model = make(method, network, replicas=2, **arguments)
     train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)

@@ -3,6 +3,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import strategy_of
 from test_baselines import BATCH, CLASSES, SEED, SIDE, TOLERANCE, cross_entropy, make, softmax, views_of
 
 from cssl.meta_pseudo_labels import MetaPseudoLabels, centred
@@ -244,7 +245,7 @@ def halves(views):
 
 
 def on_two_replicas(views, updates, **arguments):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = strategy_of(2)
     options = MetaPseudoLabels.Options(batch=BATCH, feedback="hard", sign="paper", **PLAIN)
     with strategy.scope():
         model = MetaPseudoLabels(Linear(), CLASSES, options=options, total_images=1000, **arguments)

@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import strategy_of
 
 from libml import networks
 from libml.networks import layers, nets
@@ -398,8 +399,7 @@ def test_gradient_of_batch_normalization():
 
 @pytest.fixture(scope="module")
 def strategy():
-    # Reduction without collectives: those of several strategies in one process get in each other's way.
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    return strategy_of(2)
 
 
 @pytest.mark.parametrize("sync_bn", [False, True])
