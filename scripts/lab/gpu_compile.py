@@ -1,0 +1,259 @@
+"""Compiles the training step for GPUs that are not there, and says what it needs: memory, launches, time at best.
+
+    python scripts/lab/gpu_compile.py [--environment=.venv-gpu] [--only="WRN-28-2 float32"]
+
+TensorFlow gives XLA the step of CSSL on CIFAR-10 as it would on a GPU, and XLA compiles it for A100 and H100 by what is
+known of them. That XLA, newer than TensorFlow's, comes with jax's wheels, in an environment that is made once (1.2 GB).
+cuDNN's algorithms are not chosen without a device: their workspaces do not count. The whole step is compiled, views
+included; training runs XLA's views and single kernels, or with --jit the gradients by XLA too.
+
+Every kernel is taken to read each of its operands, and to write its results, once. The roofline is the sum over kernels
+of bytes over bandwidth, or of convolutions' operations over the peak of tensor cores if that is longer. Prints a table;
+exit code 1, and a line for each, if something is beyond its limit. Some ten minutes on two cores.
+"""
+import argparse
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from cssl import CSSL, RunConfig, cli
+from cssl.program import exit_on_user_error
+
+cli.start_tensorflow()  # quietly, before anything else does
+
+import tensorflow as tf
+
+from libml import experiment
+from libml.data import DataFacts
+from libml.errors import UserError
+from libml.results import tables
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2",
+            "nvidia-cuda-nvcc-cu12==12.9.86")
+NETWORKS = {"WRN-28-2": 32, "WRN-28-8": 128}  # filters
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all")  # they launch nothing
+# Of the smaller network's step without --recompute:
+MAX_MEMORY, MAX_LAUNCHES = {"WRN-28-2 float32": 4.1e9, "WRN-28-2 float16": 2.0e9}, 750
+COLUMNS = ["step (views included)", "GPU", "temporary memory, GB", "launches", "loops of unknown length", "TFLOP",
+           "GB moved", "roofline, ms"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the data sheet and the CUDA guide say of a GPU."""
+
+    capability: int  # the minor number is 0
+    cores: int  # streaming multiprocessors
+    lanes: int  # of float32, in each of them
+    clock: float  # GHz
+    memory: int  # GiB
+    bandwidth: float  # bytes/s
+    cache: int  # MiB of the second level
+    shared: int  # KiB of each core, for its blocks together
+    peak: dict[str, float]  # operations/s of tensor cores without sparsity; TF32 for float32
+
+    def description(self) -> str:
+        """Returns it in the form in which XLA reads it."""
+        facts = {"core_count": self.cores, "fpus_per_core": self.lanes, "clock_rate_ghz": self.clock,
+                 "device_memory_size": self.memory << 30, "memory_bandwidth": int(self.bandwidth),
+                 "l2_cache_size": self.cache << 20, "shared_memory_per_core": self.shared << 10,
+                 "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": (self.shared - 1) << 10,
+                 "threads_per_warp": 32, "threads_per_block_limit": 1024, "threads_per_core_limit": 2048,
+                 "registers_per_core_limit": 1 << 16, "registers_per_block_limit": 1 << 16,
+                 "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
+                 "block_dim_limit_x": (1 << 31) - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535}
+        return "\n".join(["gpu_device_info {", *(f"  {name}: {value}" for name, value in facts.items()),
+                          f"  cuda_compute_capability {{ major: {self.capability} minor: 0 }}", "}",
+                          'platform_name: "CUDA"', "dnn_version_info { major: 9 minor: 10 }",
+                          "runtime_version { major: 12 minor: 8 }"])
+
+
+GPUS = {"A100": Gpu(8, 108, 64, 1.41, 80, 2.039e12, 40, 164, {"float32": 156e12, "float16": 312e12}),
+        "H100": Gpu(9, 132, 128, 1.98, 80, 3.352e12, 50, 228, {"float32": 494.7e12, "float16": 989.4e12})}
+
+
+# What XLA made of a module, from its text.
+
+class Instruction(NamedTuple):
+    """A line of a computation: one kernel, mostly."""
+
+    result: str  # type and shape of one or several arrays
+    opcode: str
+    operands: list[str]  # their names
+    attributes: str
+
+
+def parse(hlo: str) -> dict[str, dict[str, Instruction]]:
+    """Returns the instructions of a module by computation and name; those of the entry under ""."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    for line in hlo.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
+        found = re.match(r"  (?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)(.*)", line)
+        if head:
+            instructions = computations["" if head[1] else head[2]] = {}
+        elif found:
+            name, result, opcode, operands, attributes = found.groups()
+            instructions[name] = Instruction(result, opcode, re.findall(r"%([\w.-]+)", operands), attributes)
+    return computations
+
+
+def arrays(text: str) -> list[tuple[int, list[int]]]:
+    """Returns bytes of an element, and shapes, of typed arrays."""
+    found = re.findall(r"\b(?:pred|[a-z]+(\d+))\[([\d,]*)\]", text)
+    return [(int(bits or 8) // 8, [int(size) for size in sizes.split(",") if size]) for bits, sizes in found]
+
+
+def nbytes(text: str) -> int:
+    """Returns the bytes of typed arrays together."""
+    return sum(size * math.prod(shape) for size, shape in arrays(text))
+
+
+def operations(instruction: Instruction, others: dict[str, Instruction]) -> int:
+    """Returns the additions and multiplications of a convolution, or of a gradient of one; 0 of anything else."""
+    kind = re.search(r'custom_call_target="__cudnn\$conv(\w+)"', instruction.attributes)
+    labels = re.search(r"dim_labels=\w+->(\w+)", instruction.attributes)
+    if not kind or not labels:
+        return 0
+    operands = [others[name] for name in instruction.operands[:2]]
+    result, first, second = (arrays(array.result)[0][1] for array in (instruction, *operands))
+    # Labels are those of the forward pass, where each number of the kernel meets each place of the output once.
+    roles = {"BackwardFilter": (result, second), "BackwardInput": (second, first)}
+    kernel, output = roles.get(kind[1], (second, result))
+    return 2 * math.prod(kernel) * math.prod(output[labels[1].index(label)] for label in "b01")
+
+
+@dataclass
+class Cost:
+    """What a module costs on a GPU."""
+
+    launches: int = 0
+    unknown: int = 0  # loops of unknown length, and branches: the host has to ask
+    operations: int = 0
+    moved: int = 0  # bytes
+    seconds: float = 0.0
+
+
+def cost(computations: dict[str, dict[str, Instruction]], bandwidth: float, peak: float) -> Cost:
+    """Adds up a module's kernels, those of loops as often as they are run, of loops of unknown length once."""
+    total = Cost()
+
+    def add(computation: str, times: int) -> None:
+        instructions = computations[computation]
+        for instruction in instructions.values():
+            if instruction.opcode in ("while", "conditional", "call"):
+                turns = re.search(r'known_trip_count":\{"n":"(\d+)"', instruction.attributes)
+                total.unknown += turns is None and instruction.opcode != "call"
+                for called in re.findall(r"(?:body|to_apply|_computation)=%?([\w.-]+)", instruction.attributes):
+                    add(called, times * int(turns[1] if turns else 1))
+            elif instruction.opcode not in FREE and not instruction.opcode.endswith("-done"):
+                read = sum(nbytes(instructions[name].result) for name in {*instruction.operands})
+                moved, count = read + nbytes(instruction.result), operations(instruction, instructions)
+                total.launches += times
+                total.moved += times * moved
+                total.operations += times * count
+                total.seconds += times * max(moved / bandwidth, count / peak)
+
+    add("", 1)
+    return total
+
+
+def beyond(name: str, found: Cost, temporary: int) -> list[str]:
+    """Returns what of a module is beyond its limit, a line each."""
+    lines = [f"{name}: {found.unknown} loops of unknown length; expected none"] if found.unknown else []
+    if name in MAX_MEMORY and temporary > MAX_MEMORY[name]:
+        lines.append(f"{name}: {temporary / 1e9:.2f} GB; expected at most {MAX_MEMORY[name] / 1e9:g}")
+    if name in MAX_MEMORY and found.launches > MAX_LAUNCHES:
+        lines.append(f"{name}: {found.launches} launches; expected at most {MAX_LAUNCHES}")
+    return lines
+
+
+# From the program to that text.
+
+def export(whole: bool, filters: int, precision: str, recompute: bool, **options: int) -> bytes:
+    """Returns the views, or the whole step with them, as TensorFlow gives it to XLA for a GPU."""
+    config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, recompute=recompute,
+                          mixed_precision={"float32": "off"}.get(precision, precision), **options)
+    names = [str(number) for number in range(10)]
+    model = experiment.build(config, DataFacts(names, (32, 32, 3), (40, 50_000), True))
+    model.augmenter.jit_compile = model.augmenter.on_gpu = True
+    labeled, unlabeled = config.options.batch, config.options.batch * config.options.uratio
+    batch = {"labeled": tf.zeros([labeled, 32, 32, 3], tf.uint8), "label": tf.zeros([labeled], tf.int32),
+             "unlabeled": tf.zeros([unlabeled, 32, 32, 3], tf.uint8),
+             "unlabeled_label": tf.zeros([unlabeled], tf.int32)}
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(state, batch):
+        views = model.make_views(batch, state)
+        return model.update.next_state(state, views) if whole else views
+
+    state = model.update.pack(model.update.read())
+    return step.experimental_get_compiler_ir(state, batch)(stage="hlo_serialized", platform_name="GPU")
+
+
+def made(environment: Path) -> Path:
+    """Returns the Python of the environment with XLA for GPUs, which is made if it is not there."""
+    python, complete = environment / "bin" / "python", environment / "complete"
+    if not complete.exists():
+        for command in ([sys.executable, "-m", "venv", environment],
+                        [python, "-m", "pip", "install", "--disable-pip-version-check", *PACKAGES]):
+            if subprocess.run(command, stdout=sys.stderr).returncode:
+                raise UserError(f"{environment} could not be made, see above: that needs Python 3.11, a package index "
+                                "and 1.2 GB. Name another place with --environment.")
+        complete.touch()
+    return python
+
+
+def compiled(python: Path, gpu: str, hlo: bytes, folder: Path) -> tuple[str, int]:
+    """Returns what XLA makes of a module for a GPU, as text, and the bytes of its temporary memory."""
+    source, description, result = folder / "module", folder / "gpu", folder / "compiled"
+    source.write_bytes(hlo)
+    description.write_text(GPUS[gpu].description())
+    done = subprocess.run([python, Path(__file__).with_name("gpu_compile_xla.py"), description, source, result],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise UserError(f"XLA does not compile this for {gpu}: {done.stdout.strip()[-500:]}")
+    found = json.loads(result.read_text())
+    return found["hlo"], found["temporary"]
+
+
+def main() -> int:
+    """Does what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-gpu", help="default: .venv-gpu")
+    parser.add_argument("--only", default="", help="steps that have this in their name")
+    args = parser.parse_args()
+    python, lines, problems = made(args.environment), [COLUMNS], []
+    modules = [("views alone", "WRN-28-2", "float32", False)]  # the same for all
+    modules += [(f"{network} {precision}{' --recompute' * recompute}", network, precision, recompute)
+                for network, precision, recompute in itertools.product(NETWORKS, GPUS["A100"].peak, (False, True))]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, network, precision, recompute in modules:
+            if args.only not in name:
+                continue
+            hlo = export(name.startswith(network), NETWORKS[network], precision, recompute)
+            for gpu, facts in GPUS.items():
+                text, temporary = compiled(python, gpu, hlo, Path(folder))
+                found = cost(parse(text), facts.bandwidth, facts.peak[precision])
+                lines.append([name, gpu, f"{temporary / 1e9:.2f}", str(found.launches), str(found.unknown),
+                              f"{found.operations / 1e12:.3f}", f"{found.moved / 1e9:.1f}",
+                              f"{1e3 * found.seconds:.1f}"])
+                problems += [f"{gpu}: {line}" for line in beyond(name, found, temporary)]
+                print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
+    facts = experiment.environment_facts()
+    print(f"{facts['command']}, commit {facts['commit']}, {time.strftime('%Y-%m-%d')}, {facts['machine']}, "
+          f"TensorFlow {facts['tensorflow']}, {', '.join(PACKAGES)}\n\n{tables.markdown(lines)}")
+    print("".join(f"\nbeyond its limit: {line}" for line in problems), end="")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
