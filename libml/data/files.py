@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import stat
+import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +30,7 @@ class File(NamedTuple):
     path: str
     size: int
     modified: int  # nanoseconds
+    node: tuple[int, int]  # the same for all names of one file
 
 
 @dataclass(frozen=True)
@@ -75,72 +78,129 @@ def listing(path: Path, is_csv: bool) -> Listing:
     Reads each folder once and asks once for each file, which is what takes long on a network.
     """
     files = _list_csv(path) if is_csv else _list_folder(path)
-    trained = {file.label for file in files.parts["train"]}
-    for part in ("test", "valid"):
-        unknown = sorted({file.label for file in files.parts[part]} - trained)
-        if unknown:
-            where, there = (f"the rows of `{part}` in {path}", "those of `train`") if is_csv else (
-                str(path / part), str(path / "train"))
-            raise UserError(f"Class {unknown[0]!r} has images in {where} but none in {there}. Add training images of "
-                            "it, or remove it from the others.")
+    trained, known = set(files.class_names), dict[tuple[int, int], tuple[str, File]]()
+    for part in ("train", "test", "valid"):
+        for file in files.parts[part]:
+            if file.label not in trained:
+                where, there = (f"the rows of `{part}` in {path}", "those of `train`") if is_csv else (
+                    str(path / part), str(path / "train"))
+                raise UserError(f"Class {file.label!r} has images in {where} but none in {there}. Add training images "
+                                "of it, or remove it from the others.")
+            first, other = known.setdefault(file.node, (part, file))
+            if (first, other.label) != (part, file.label):
+                raise UserError(f"{other.path} ({first}, class {other.label!r}) and {file.path} ({part}, class "
+                                f"{file.label!r}) are the same file. Leave one of them out.")
+    similar: dict[str, str] = {}
+    for name in files.class_names:
+        other_name = similar.setdefault(unicodedata.normalize("NFKC", name).casefold().strip(), name)
+        if other_name != name:
+            files.notes.append(f"The classes {other_name!r} and {name!r} of {path} look alike; are they one?")
     return files
 
 
 # Folders.
 
-def _list_folder(path: Path) -> Listing:
-    if not (path / "train").is_dir():
-        raise UserError(f"{path} has no folder `train`. Expected {path}/train/<class>/*.png or *.jpg, optionally "
-                        f"{path}/unlabeled/** and {path}/test/<class>/*.")
-    train, test, valid = (_entries(path / part) for part in ("train", "test", "valid"))
+class _Walk:
+    """Looks into folders and remembers what it passes over."""
 
-    def by_class(entries: list[os.DirEntry[str]]) -> list[File]:
-        return [file for entry in entries if entry.is_dir() for file in _labeled(entry.name, entry.path)]
+    def __init__(self):
+        self.passed: dict[str, list[str]] = {}  # kind -> paths
 
-    parts = {"train": by_class(train), "unlabeled": _labeled("", path / "unlabeled"), "test": by_class(test),
-             "valid": by_class(valid)}
-    if not parts["train"]:
-        raise UserError(f"{path / 'train'} holds no image in class folders. Expected {path}/train/<class>/*.png "
-                        "or *.jpg.")
-    names = sorted({file.label for file in parts["train"]})
-    for entry in train:
-        if entry.is_dir() and entry.name not in names:
-            raise UserError(f"The class folder {entry.path} holds no image (.png, .jpg). Add some, or remove the "
-                            "folder.")
-    if len(names) < 2:
-        raise UserError(f"{path / 'train'} has one class folder, {names[0]!r}; a classifier needs at least two.")
-    loose = [entry.path for entry in [*test, *train, *valid] if _is_image(entry)]
-    return Listing(path, parts, names, [f"{len(loose)} images are in no class folder and are not used: "
-                                        f"{', '.join(loose[:3])}{', …' * (len(loose) > 3)}"] if loose else [])
+    def __str__(self) -> str:
+        paths = [path for found in self.passed.values() for path in found]
+        return (f"Not used are {', '.join(f'{kind} ({len(found)})' for kind, found in self.passed.items())}: "
+                f"{', '.join(paths[:3])}{', …' * (len(paths) > 3)}")
+
+    def skip(self, kind: str, path: str) -> None:
+        """Notes what is passed over."""
+        self.passed.setdefault(kind, []).append(path)
+
+    def entries(self, folder: str | Path) -> list[os.DirEntry[str]]:
+        """What a folder holds that is not hidden, by name; nothing if there is none."""
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError:
+            self.skip("folders that cannot be read", str(folder))
+            return []
+        for entry in entries:
+            if entry.name.startswith(".") and (_is_image(entry.name) or entry.is_dir(follow_symlinks=False)):
+                self.skip("hidden files or folders", entry.path)
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+    def images(self, label: str, folder: str | Path) -> Iterator[File]:
+        """The images below a folder, in the order of their paths."""
+        waiting = self.entries(folder)[::-1]
+        while waiting:
+            entry = waiting.pop()
+            if entry.is_dir(follow_symlinks=False):
+                waiting += self.entries(entry.path)[::-1]
+            elif file := self.image(label, entry):
+                yield file
+
+    def image(self, label: str, entry: os.DirEntry[str]) -> File | None:
+        """An entry as an image; None if it is something else."""
+        try:
+            status = entry.stat()
+        except OSError:  # to nowhere, to itself, or to where we may not look
+            self.skip("broken links", entry.path)
+            return None
+        if stat.S_ISREG(status.st_mode) and _is_image(entry.name):
+            return _file(label, entry.path, status)
+        self.skip("linked folders" if stat.S_ISDIR(status.st_mode) else "files that are no images", entry.path)
+        return None
 
 
-def _labeled(label: str, folder: str | Path) -> list[File]:
-    return [File(label, entry.path, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in _images(folder)]
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def _file(label: str, path: str, status: os.stat_result) -> File:
+    return File(label, path, status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
 def image_files(folder: Path) -> list[Path]:
     """The images below a folder, in the order of their paths; hidden files, which systems leave behind, are none."""
-    return [Path(entry.path) for entry in _images(folder)]
+    return [Path(file.path) for file in _Walk().images("", folder)]
 
 
-def _images(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    for entry in _entries(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _images(entry.path)
-        elif _is_image(entry):
-            yield entry
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return (os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not entry.name.startswith(".")
-            and entry.is_file())
-
-
-def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name; nothing if there is none or it is closed to us."""
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as entries:
-        return sorted(entries, key=lambda entry: entry.name)
-    return []
+def _list_folder(path: Path) -> Listing:
+    if not (path / "train").is_dir():
+        raise UserError(f"{path} has no folder `train`. Expected {path}/train/<class>/*.png or *.jpg, optionally "
+                        f"{path}/unlabeled/** and {path}/test/<class>/*.")
+    walk = _Walk()
+    parts = {part: list[File]() for part in ("train", "unlabeled", "test", "valid")}
+    for part in ("train", "test", "valid"):
+        for entry in walk.entries(path / part):
+            if not _is_folder(entry):
+                if walk.image("", entry):
+                    walk.skip("images in no class folder", entry.path)
+                continue
+            try:
+                entry.name.encode()
+            except UnicodeEncodeError:
+                raise UserError(f"The name of the class folder {entry.path} is not UTF-8. Rename it.") from None
+            found = list(walk.images(entry.name, entry.path))
+            if part == "train" and not found:
+                raise UserError(f"The class folder {entry.path} holds no image (.png, .jpg). Add some, or remove the "
+                                "folder.")
+            parts[part] += found
+    parts["unlabeled"] += walk.images("", path / "unlabeled")
+    names = sorted({file.label for file in parts["train"]})
+    if not names:
+        raise UserError(f"{path / 'train'} holds no image in class folders. Expected {path}/train/<class>/*.png "
+                        "or *.jpg.")
+    if len(names) < 2:
+        raise UserError(f"{path / 'train'} has one class folder, {names[0]!r}; a classifier needs at least two.")
+    return Listing(path, parts, names, [str(walk)] if walk.passed else [])
 
 
 # CSV files.
@@ -148,6 +208,8 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 def _list_csv(path: Path) -> Listing:
     """Reads rows of file, label and perhaps split, in these columns unless a header names others; names of files are
     relative to the CSV file's folder."""
+    from tqdm import tqdm
+
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -156,52 +218,54 @@ def _list_csv(path: Path) -> Listing:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). Expected a CSV file with rows file,label.") \
             from error
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    parts: dict[str, list[File]] = {part: [] for part in ("train", "unlabeled", "test", "valid")}
-    columns, lines = ["file", "label", "split"], dict[Path, int]()
-    try:
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if reader.line_num == 1 and "file" in cells:
-                if "label" not in cells:
-                    raise ValueError(f"the header {','.join(row)[:60]!r} names no column `label`")
-                columns = cells if "split" in cells else [*cells, "split"]
-                continue
-            if not any(cells):
-                continue
-            values = dict(zip(columns, cells, strict=False))
-            if "label" not in values or len(cells) > len(columns):
-                raise ValueError(f"{len(cells)} cell{'s'[:len(cells) > 1]} {','.join(row)[:60]!r}; expected "
-                                 "file,label or file,label,split, separated by commas")
-            name, label, word = values["file"], values["label"], values.get("split", "").lower()
-            file = path.parent / name
-            if file in lines:
-                raise ValueError(f"{name} is in line {lines[file]} already; leave one of them out")
-            lines[file] = reader.line_num
-            if word not in _SPLITS:
-                raise ValueError(f"split {word!r}; expected train, test, valid, or nothing")
-            part = _SPLITS[word]
-            part = "unlabeled" if part == "train" and not label else part
-            if bool(label) == (part == "unlabeled"):
-                raise ValueError(f"{name} is to be `{part}` {'with' if label else 'without'} a label; "
-                                 f"{'leave the label out' if label else 'give it one'}")
-            parts[part].append(_listed(label, file, path.parent))
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}.") from error
+    parts = {part: list[File]() for part in ("train", "unlabeled", "test", "valid")}
+    columns, lines = ["file", "label", "split"], dict[tuple[int, int], int]()
+    with tqdm(io.StringIO(text), f"reading {path.name}", text.count("\n"), leave=False, unit="row",
+              disable=None) as bar:
+        reader = csv.reader(bar, strict=True)
+        try:
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if reader.line_num == 1 and "file" in cells:
+                    if "label" not in cells:
+                        raise ValueError(f"the header {','.join(row)[:60]!r} names no column `label`")
+                    columns = cells if "split" in cells else [*cells, "split"]
+                elif any(cells):
+                    part, file = _row(cells, columns, path.parent)
+                    if lines.setdefault(file.node, reader.line_num) != reader.line_num:
+                        raise ValueError(f"{cells[columns.index('file')]} is in line {lines[file.node]} already; leave "
+                                         "one of them out")
+                    parts[part].append(file)
+        except (ValueError, csv.Error) as error:
+            raise UserError(f"{path}, line {reader.line_num}: {error}.") from error
     names = {file.label for file in parts["train"]}
     if len(names) < 2:
         raise UserError(f"{path} has {'one class' if names else 'no class'} among its training images"
                         f"{f', {min(names)!r}' if names else ''}; a classifier needs at least two.")
-    numbers = all(name.isdecimal() for name in names)
-    return Listing(path, parts, sorted(names, key=int if numbers else None))
+    if all(name.isdecimal() and len(name) < 19 for name in names):
+        return Listing(path, parts, sorted(names, key=lambda name: (int(name), name)))
+    return Listing(path, parts, sorted(names))
 
 
-def _listed(label: str, file: Path, start: Path) -> File:
-    with suppress(OSError):
-        status = os.stat(file)
+def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
+    """Returns what a row is for and its file; ValueError says what is wrong."""
+    values = dict(zip(columns, cells, strict=False))
+    if "label" not in values or "file" not in values or len(cells) > len(columns):
+        raise ValueError(f"{len(cells)} cell{'s'[:len(cells) > 1]} {','.join(cells)[:60]!r}; expected "
+                         "file,label or file,label,split, separated by commas")
+    name, label, word = values["file"], values["label"], values.get("split", "").lower()
+    if word not in _SPLITS:
+        raise ValueError(f"split {word!r}; expected train, test, valid, or nothing")
+    part = "unlabeled" if _SPLITS[word] == "train" and not label else _SPLITS[word]
+    if bool(label) == (part == "unlabeled"):
+        raise ValueError(f"{name} is to be `{part}` {'with' if label else 'without'} a label; "
+                         f"{'leave the label out' if label else 'give it one'}")
+    path = os.path.join(start, name)
+    with suppress(OSError, ValueError):
+        status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
-            return File(label, str(file), status.st_size, status.st_mtime_ns)
-    raise ValueError(f"there is no file {str(file)!r}; names are relative to {start}")
+            return part, _file(label, path, status)
+    raise ValueError(f"there is no file {path!r}; names are relative to {start}")
 
 
 # What suits them.

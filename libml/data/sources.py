@@ -212,7 +212,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     inside = path.parent if path.is_file() else path
     contents = [(os.path.relpath(file.path, inside), file.size, file.modified)
                 for part in parts.values() for file in part]
-    facts = ["hashed", str(path.resolve()), image_size, contents]
+    facts = ["hashed", str(path.resolve()), image_size, listing.class_names, contents]
     if path.is_file():  # in folders, the files' names tell
         facts.append([[file.label for file in part] for part in parts.values()])
     digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
@@ -221,8 +221,8 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         location, lambda writer: _decode_files(path.name, parts, listing.class_names, image_size, writer))
     names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [str(listing)]
     images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
-    test_images, test_labels = arrays["test_images"], arrays["test_labels"]
-    fingerprint = hashlib.sha256(hashes.tobytes() + arrays["test_hashes"].tobytes()).hexdigest()
+    test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
+    fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()
     valid = np.arange(len(labels)) < meta.get("num_valid", 0)
     present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
     if (present == 0).any():
@@ -231,7 +231,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     if not parts["test"]:
         held = np.flatnonzero(~valid & (labels >= 0))
         held = held[splits.held_out(labels[held], hashes[held], TEST_SHARE, [seed, 0])]
-        test_images, test_labels = images[held], labels[held]
+        test_images, test_labels, test_hashes = images[held], labels[held], hashes[held]
         keep = np.setdiff1d(np.arange(len(labels)), held)
         images, labels, hashes, valid = images[keep], labels[keep], hashes[keep], valid[keep]
         what = "`test` rows" if path.is_file() else "`test` folder"
@@ -241,6 +241,9 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         where = "give some rows the split `test`" if path.is_file() else f"put some into {path / 'test'}/<class>"
         raise UserError(f"{path} leaves no test image: {where}, or give at least one class two images, so that one can "
                         "be held out.")
+    if twins := int(np.isin(test_hashes, hashes).sum()):
+        notes.append(f"{twins} of the {len(test_labels)} test images of {path} have the same bytes as training images: "
+                     "the result will be too good.")
     if not whole and listing.parts["valid"]:
         notes.append(f"{len(listing.parts['valid'])} validation images of {path} are not used: the dataset's name says "
                      "how many training images to take instead.")

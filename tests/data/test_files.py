@@ -243,6 +243,103 @@ def test_bad_lines_are_named(tmp_path, program, rows, message):
     assert not (tmp_path / "runs").exists()
 
 
+def test_classes_of_equal_numbers_keep_their_numbers(tmp_path, command):
+    """In every process, whatever the seed of its strings' hashes; a new name is a new cache."""
+    labels = ["1", "01", "001", "٢", "2", "10"]  # the fourth is an Arabic 2
+    rows = [(f"{i}.png", label, "train") for i, label in enumerate(labels)]
+    for i in range(6):
+        write(tmp_path / f"{i}.png", (40 * i, 0, 0))
+    write(tmp_path / "t.png", (5, 5, 5))
+    path = write_csv(tmp_path / "labels.csv", [*rows, ("t.png", "1", "test")])
+    code = (f"import cssl; d = cssl.from_csv({str(path)!r}, data_dir={str(tmp_path)!r}); "
+            "print(ascii(d.class_names), d.images[:, 0, 0, 0].tolist(), d.labels.tolist())")
+    shown = {command("-c", code, PYTHONHASHSEED=str(seed)).stdout for seed in (1, 2)}
+    wanted = ["001", "01", "1", "2", "٢", "10"]  # by number, then text
+    assert shown == {f"{ascii(wanted)} {[40 * i for i in range(6)]} {[wanted.index(label) for label in labels]}\n"}
+    write_csv(path, [*rows[:-1], ("5.png", "A", "train"), ("t.png", "1", "test")])  # no number: other names, same files
+    assert cssl.from_csv(path, data_dir=tmp_path).class_names == sorted([*labels[:-1], "A"])
+
+
+def test_one_file_has_one_label_and_one_part(tmp_path, program):
+    """Whatever it is called: beside the CSV file, from elsewhere, in full, through links."""
+    place = tmp_path / "csv"
+    for i in range(4):
+        write(place / f"{i}.png", (i, 0, 0))
+    (place / "link.png").symlink_to("0.png")
+    (tmp_path / "linked").symlink_to(place)
+    rows = [("0.png", "a"), ("1.png", "b"), ("2.png", "a"), ("3.png", "b")]
+    for name in ("./0.png", "../csv/0.png", place / "0.png", "link.png", "../linked/0.png"):
+        for label, part in (("a", ""), ("b", ""), ("a", "test"), ("", "")):
+            path = write_csv(place / "labels.csv", [*rows, (name, label, part)])
+            done = program(inspect.main, f"--dataset=csv:{path}", f"--data_dir={tmp_path}", code=2)
+            assert f"line 5: {name} is in line 1 already; leave one of them out" in done.stderr
+    root = tmp_path / "folder"
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        write(root / "train" / f"{name}.png", len(name))
+    twice = root / "train" / "a" / "again.png"
+    twice.symlink_to("0.png")  # an image that counts twice
+    (root / "unlabeled").symlink_to("train/a")
+    program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
+    for other in ("train/b/0.png", "test/a/0.png", "test/b/0.png", "valid/a/0.png"):
+        (root / other).parent.mkdir(parents=True, exist_ok=True)
+        (root / other).unlink(missing_ok=True)
+        (root / other).symlink_to(root / "train" / "a" / "0.png")
+        done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}", code=2)
+        assert "are the same file. Leave one of them out." in done.stderr and str(root / other) in done.stderr
+        (root / other).unlink()
+
+
+def test_equal_bytes_in_training_and_test_are_counted(tmp_path, program):
+    root = tmp_path / "twins"
+    for i in range(6):
+        for part in ("train", "test"):
+            write(root / part / "ab"[i % 2] / f"{part}{i}.png", (i, 0, 0 if i < 4 else len(part)))
+    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
+    assert f"4 of the 6 test images of {root} have the same bytes as training images" in done.stderr
+
+
+def test_hidden_and_linked_files_are_passed_over_and_counted(tmp_path, program):
+    root = tmp_path / "pictures"
+    for i, name in enumerate(("train/a/0", "train/a/deep/1", "train/b/0", "train/b/1", "test/a/0", "unlabeled/0",
+                              "train/.ipynb_checkpoints/0", "train/a/.ipynb_checkpoints/deep/0", "test/.c/0",
+                              "unlabeled/.hidden/0", "unlabeled/.1", "train/a/._0", "elsewhere/0")):
+        write(root / f"{name}.png", (i, i, i))
+    (root / "train" / "a" / "linked").symlink_to(root / "elsewhere")
+    (root / "train" / "a" / "lost.png").symlink_to(root / "nothing.png")
+    (root / "train" / "a" / "loop.png").symlink_to("loop.png")
+    (root / "train" / "loop").symlink_to("loop")
+    (root / "train" / "b" / "notes.txt").touch()
+    (root / "train" / ".DS_Store").touch()  # of no interest
+    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}", "--json")
+    facts = json.loads(done.stdout)
+    assert facts["class_names"] == ["a", "b"] and facts["class_counts"] == [2, 2]
+    assert (facts["num_train"], facts["num_test"]) == (5, 1)
+    (line,) = [line for line in done.stderr.splitlines() if "Not used are" in line]
+    for kind in ("hidden files or folders (6)", "linked folders (1)", "broken links (3)", "that are no images (1)"):
+        assert kind in line
+    assert line.count(str(root)) == 3 and line.endswith(", …")  # the first ones
+
+
+def test_names_of_classes_are_utf8_and_look_different(tmp_path, program):
+    root = tmp_path / "names"
+    for name in (b"caf\xe9", b"tea"):
+        write(root / "train" / os.fsdecode(name) / "0.png", len(name))
+    done = program(CSSL, f"--dataset=folder:{root}", f"--train_dir={tmp_path / 'runs'}", code=2)
+    assert "train/caf\\udce9 is not UTF-8. Rename it." in done.stderr and not (tmp_path / "runs").exists()
+    (root / "train" / os.fsdecode(b"caf\xe9")).rename(root / "train" / "café")
+    write(root / "train" / "cafe\u0301" / "0.png", 7)  # the same in two code points
+    write(root / "test" / "tea" / "0.png", 8)
+    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
+    assert "look alike; are they one?" in done.stderr
+
+
+def test_columns_may_be_in_any_order_even_where_a_row_is_short(tmp_path, program):
+    write(tmp_path / "a.png", 0)
+    path = write_csv(tmp_path / "labels.csv", [("label", "file"), ("x", "a.png"), ("y",)])
+    done = program(CSSL, f"--dataset=csv:{path}", code=2)
+    assert "line 3: 1 cell 'y'; expected file,label" in done.stderr
+
+
 def test_unreadable_csv_files_are_one_line(tmp_path):
     (tmp_path / "bad.csv").write_bytes(b"a.png,\xff\n")
     (tmp_path / "open.csv").write_text('"a.png,x\n')

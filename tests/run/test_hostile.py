@@ -384,7 +384,10 @@ def test_hidden_and_loose_image_files_are_named(tmp_path):
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{name}.png")
     source = sources.files_source(files.listing(tmp_path / "pictures", is_csv=False), 8, tmp_path / "data", 1)
     assert len(source.labels) + len(source.test_labels) == 4
-    assert any("1 images are in no class folder" in note and "loose.png" in note for note in source.notes)
+    note, _, twins = source.notes  # of four equal files, two are for the test
+    assert "images in no class folder (1)" in note and "loose.png" in note
+    assert "hidden files or folders (1)" in note and ".hidden.png" in note
+    assert "2 of the 2 test images" in twins and "same bytes" in twins
 
 
 def test_next_commands_can_be_pasted(tmp_path, capsys):
