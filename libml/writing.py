@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,50 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"Cannot write {path} ({error.strerror or error}). Name a writable place with free space; "
                         "what was written before is still there.") from error
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Makes a hidden folder beside `folder`, to be renamed to it once it is whole; deletes what is there at the end.
+
+    It is locked while its writer lives. Those of killed writers, which are not, go first.
+    """
+    prefix = f".{folder.name}-unfinished-"
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in [path for path in folder.parent.iterdir() if path.name.startswith(prefix)]:
+            lock = _lock(left, wait=False)
+            if lock is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        while True:
+            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+            lock = _lock(place, wait=True)
+            if place.exists():  # nobody has taken it for a dead one's before it was locked
+                break
+    try:
+        place.chmod(0o755)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """Locks a folder until the handle that is returned is closed; None where another process has it or none can."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # it is another's, or of a file system without locks
+        os.close(handle)
+        return None
+    return handle
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

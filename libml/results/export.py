@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib.util
 import io
 import json
-import shutil
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +24,18 @@ from libml.errors import UserError
 from libml.learn.model import SSLModel
 from libml.networks.builder import Application
 from libml.results import calibration, metrics
-from libml.results.predict import EXPORT_FILE, SAVED_MODEL, Classifier
-from libml.writing import write_text, writing
+from libml.results.predict import CLASSES, EXPORT_FILE, SAVED_MODEL, Classifier
+from libml.writing import unfinished, write_text, writing
 
 if TYPE_CHECKING:
     from libml.data import SSLData
     from libml.run import Run
 
 FORMAT = "cssl-export 1"
-KERAS, TFLITE, ONNX, CLASSES = "model.keras", "model.tflite", "model.onnx", "classes.json"
-FILES = {SAVED_MODEL, KERAS, TFLITE, ONNX, CLASSES, EXPORT_FILE}
+KERAS, TFLITE, ONNX = "model.keras", "model.tflite", "model.onnx"
+_OURS = re.compile("|".join((  # what is in the folder of an export
+    r"(export|classes)\.json", r"model\.(keras|tflite|onnx)", "saved_model(/variables|/assets)?",
+    r"saved_model/(saved_model|fingerprint)\.pb", r"saved_model/variables/variables\.(index|data-\d+-of-\d+)")))
 MAX_DIFFERENCE = 1e-3  # of a probability; what is measured is some 1e-6
 _PRECISION = 2.0 ** 22  # Pillow's fixed point
 
@@ -247,15 +250,15 @@ def calibrate(classifier: Classifier, data: SSLData, temperature: float | None) 
 
 def check_target(folder: Path, force: bool) -> None:
     """Raises UserError unless an export may be put there: where nothing is, or an older export with `force`."""
-    if not folder.exists():
+    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
         return
-    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    if not inside and folder.is_dir():
-        return
-    if not folder.is_dir() or EXPORT_FILE not in inside or inside - FILES:
-        strange = sorted(inside - FILES or inside)[0]
-        raise UserError(f"{folder} exists and is no export (it holds {strange}): nothing is overwritten. Name a new "
-                        "folder.")
+    inside, facts = folder.rglob("*") if folder.is_dir() else [folder], folder / EXPORT_FILE
+    strange = next((path for path in inside if not _OURS.fullmatch(path.relative_to(folder).as_posix())), None)
+    if not strange and not (facts.is_file() and f'"{FORMAT}"' in facts.read_text(encoding="utf-8", errors="replace")):
+        strange = next(folder.iterdir())
+    if strange:
+        raise UserError(f"{folder} exists and is no export (it holds {strange.name}): nothing is overwritten. Name a "
+                        "new folder.")
     if not force:
         raise UserError(f"{folder} holds an export already. --force replaces it; or name a new folder.")
 
@@ -308,30 +311,31 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
 
     Where `data` raises UserError, nothing is calibrated. `origin` is what export.json says of where the model is from.
     """
+    folder = folder.resolve()
+    with writing(folder):
+        for aside in folder.parent.glob(glob.escape(f".{folder.name}-old-") + f"*/{glob.escape(folder.name)}"):
+            if not folder.exists():  # an export with `force` was killed between two renames
+                aside.rename(folder)
+                aside.parent.rmdir()
     check_target(folder, force)
     if onnx and importlib.util.find_spec("tf2onnx") is None:
         raise UserError("ONNX needs the package tf2onnx, which is not installed: pip install tf2onnx onnx.")
     if temperature is not None and not calibration.LOWEST <= temperature <= calibration.HIGHEST:
         raise UserError(f"temperature={temperature}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-        place.chmod(0o755)
-    try:
+    with unfinished(folder) as place:
         classifier = Classifier.of_model(model, class_names, data)
         try:
             calibrated = calibrate(classifier, data(), temperature)
         except UserError as error:
             calibrated = {"temperature": temperature or 1.0, "scores": {}, "conformity_scores": [],
                           "calibration": f"temperature {temperature or 1:g}, not calibrated: {error}"}
-        described = _write(model, classifier, place, origin, calibrated, onnx)
-        with writing(folder):
-            _move(place, folder, force)
-    except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
-        raise UserError(f"Cannot write {folder} ({str(error.message).splitlines()[0][:200]}). Name a writable place "
-                        "with free space.") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        try:
+            with writing(folder):
+                described = _write(model, classifier, place, origin, calibrated, onnx)
+                _move(place, folder, force)
+        except tf.errors.OpError as error:  # what TensorFlow makes of a full disk
+            raise UserError(f"Cannot write {folder} ({str(error.message).splitlines()[0][:200]}). Name a writable "
+                            "place with free space.") from error
     return described
 
 
@@ -350,8 +354,7 @@ def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, c
         if onnx:
             forms[ONNX] = partial(plain.export, format="onnx", verbose=False)
         for name, write in forms.items():
-            with writing(place):
-                write(place / name)
+            write(place / name)
             if name == ONNX and importlib.util.find_spec("onnxruntime") is None:
                 continue
             differences[name] = float(np.abs(probabilities_of(place / name, sample) - expected).max())
@@ -373,23 +376,26 @@ def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, c
 def _move(place: Path, folder: Path, force: bool) -> None:
     """Puts a whole folder in its place, where others may have put something in the meantime: nothing of theirs is lost.
     """
-    if force and folder.exists():
-        old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-")) / folder.name
-        folder.rename(old)
-        try:
-            check_target(old, force)  # what was moved, which nobody else can change by its name any more
-            place.rename(folder)
-        except (OSError, UserError) as error:
-            if folder.exists():
-                raise UserError(f"{folder} was written by somebody else in the meantime; what was there before is in "
-                                f"{old}.") from error
-            old.rename(folder)
-            old.parent.rmdir()
-            raise
-        shutil.rmtree(old.parent)
-        return
     try:
         place.rename(folder)  # onto nothing, or onto an empty folder; the system refuses all else
+        return
     except OSError:
         check_target(folder, force)
+        if not force:
+            raise
+    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-")) / folder.name
+    folder.rename(aside)
+    try:
+        check_target(aside, force)  # what was moved, which nobody else can change by its name any more
+        place.rename(folder)
+    except (OSError, UserError) as error:
+        if folder.exists():
+            raise UserError(f"{folder} was written by somebody else in the meantime; what was there before is in "
+                            f"{aside}.") from error
+        aside.rename(folder)
         raise
+    else:
+        aside.rename(place)  # to be deleted
+    finally:
+        with contextlib.suppress(OSError):  # unless it is full
+            aside.parent.rmdir()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Tensors = dict[str, tf.Tensor]
 
 BATCH = 256
-EXPORT_FILE, SAVED_MODEL = "export.json", "saved_model"
+EXPORT_FILE, CLASSES, SAVED_MODEL = "export.json", "classes.json", "saved_model"
 
 
 def batch_size(count: int) -> int:
@@ -76,30 +76,26 @@ class Classifier:
         """The SavedModel of an export."""
         folder = Path(folder)
         try:
-            facts = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
-            names, (height, width, channels) = list(facts["class_names"]), map(int, facts["image_shape"])
+            facts, classes = (json.loads((folder / file).read_text(encoding="utf-8"))
+                              for file in (EXPORT_FILE, CLASSES))
             scores = np.asarray(facts["conformity_scores"], np.float64)
             if scores.ndim != 1 or not ((scores >= 0) & (scores <= 1)).all():
                 raise ValueError("conformity_scores are no numbers from 0 to 1")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise UserError(f"{folder / EXPORT_FILE} does not describe an export ({type(error).__name__}: {error}). "
-                            "Export the run again.") from error
-        try:
             loaded = tf.saved_model.load(str(folder / SAVED_MODEL))
-            signature, credal = loaded.signatures["images"], loaded.signatures.get("credal")
-            shapes = signature.structured_input_signature[1]["images"].shape, signature.output_shapes["logits"]
-            inside = [name.decode() for name in loaded.class_names.numpy()]
+            function, credal = loaded.signatures["images"], loaded.signatures.get("credal")
+            names = [name.decode() for name in loaded.class_names.numpy()]
+            height, width, channels = function.structured_input_signature[1]["images"].shape[1:]
+            told = facts["class_names"], facts["image_shape"]
         except Exception as error:  # a different type for every kind of damage
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise UserError(f"The export {folder} cannot be read ({reason}). Export the run again.") from error
-        if [s.as_list()[1:] for s in shapes] != [[height, width, channels], [len(names)]] or names != inside:
-            raise UserError(f"{folder / EXPORT_FILE} tells of {len(names)} classes ({', '.join(map(str, names))[:60]}) "
-                            f"and images of {(height, width, channels)}, the SavedModel beside it of {len(inside)} "
-                            f"({', '.join(inside)[:60]}) and {tuple(shapes[0][1:])}: they do not match. Export the run "
-                            "again.")
-
+            reason = (str(error).strip().splitlines() or ["nothing is said"])[0][:200]
+            raise UserError(f"The export {folder} cannot be read ({type(error).__name__}: {reason}). Export the run "
+                            "again.") from error
+        if told != (names, [height, width, channels]) or classes != names:
+            raise UserError(f"{folder / EXPORT_FILE} or {CLASSES} tells of other classes or images than the SavedModel "
+                            f"beside it, with {len(names)} classes ({', '.join(names)[:60]}) and images of "
+                            f"{(height, width, channels)}: they do not match. Export the run again.")
         return cls(str(facts.get("method", "?")), names, (height, width, channels),
-                   lambda images: signature(images=images), lambda: scores,
+                   lambda images: function(images=images), lambda: scores,
                    credal and (lambda images: credal(images=images)), origin=loaded)  # which has the variables
 
     def in_batches(self, function: Callable[[tf.Tensor], Tensors], images: np.ndarray, batch: int = 0,

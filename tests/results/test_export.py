@@ -2,6 +2,7 @@
 import io
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from libml.errors import UserError
 from libml.results import calibration, export, metrics, predict
 from libml.run import Run
 from libml.train import checkpoint_of
+from libml.writing import unfinished
 
 # A program that has never heard of this one: it writes what each file of an export predicts.
 STRANGER = """
@@ -166,24 +168,31 @@ def test_what_an_export_says_of_itself(shipped, described):
 def test_an_export_is_replaced_whole_or_not_at_all(shipped, exported, described, program, tmp_path):
     target = tmp_path / "model"
     target.mkdir()
-    (target / "thesis.tex").write_text("do not lose me")
-    assert "is no export (it holds thesis.tex)" in program(tool.main, shipped.run, "-o", target, "--force",
-                                                           code=2).stderr
-    assert [path.name for path in target.iterdir()] == ["thesis.tex"] and [path.name for path in
-                                                                           tmp_path.iterdir()] == ["model"]
+    for name, text in (("thesis.tex", "do not lose me"), ("export.json", '{"name": "of something else"}')):
+        (target / name).write_text(text)
+        assert f"is no export (it holds {name})" in program(tool.main, shipped.run, "-o", target, "--force",
+                                                            code=2).stderr
+        assert [path.name for path in target.iterdir()] == [name] and [path.name for path in
+                                                                       tmp_path.iterdir()] == ["model"]
+        (target / name).unlink()
     assert "holds an export already. --force" in program(tool.main, shipped.run, "-o", exported, code=2).stderr
     assert "is no export (it holds" in program(tool.main, shipped.run, "-o", shipped.run, "--force", code=2).stderr
-    (target / "thesis.tex").rename(target / "export.json")
+    target.rmdir()
+    shutil.copytree(exported, target)
+    (target / "saved_model/notes.txt").write_text("do not lose me")
+    assert "(it holds notes.txt)" in program(tool.main, shipped.run, "-o", target, "--force", code=2).stderr
+    (target / "saved_model/notes.txt").unlink()
     kept = shipped.images.with_name("elsewhere")
     shipped.images.rename(kept)  # the export of a run whose dataset is gone is not calibrated, and says so
     try:
-        done = program(tool.main, shipped.run, "-o", target, "--force")
+        (tmp_path / "link").symlink_to(target)
+        done = program(tool.main, shipped.run, "-o", tmp_path / "link", "--force")
     finally:
         kept.rename(shipped.images)
-    assert "temperature 1, not calibrated: " in done.stdout and str(target) in done.stdout
+    assert "temperature 1, not calibrated: " in done.stdout and str(tmp_path / "link") in done.stdout
     again = json.loads((target / "export.json").read_text())
     assert again["temperature"] == 1 and again["scores"] == {} and again["class_names"] == described["class_names"]
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing is left behind
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model"]  # nothing is left behind
     ours, theirs = (place.predict(kept.with_name("images") / "test") for place in (cssl.open(shipped.run),
                                                                                    cssl.open_export(target)))
     np.testing.assert_array_equal(theirs.probabilities, ours.probabilities)  # with temperature 1, bit by bit
@@ -192,29 +201,29 @@ def test_an_export_is_replaced_whole_or_not_at_all(shipped, exported, described,
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_appears_while_an_export_is_made_is_not_lost(shipped, exported, tmp_path, monkeypatch, force):
+def test_what_appears_while_an_export_is_made_is_not_lost(shipped, exported, program, tmp_path, monkeypatch, force):
     target = tmp_path / "model"
     if force:
         shutil.copytree(exported, target)
     real = export.write_tflite
 
     def meanwhile(*arguments):
-        if force:
-            (target / "thesis.tex").write_text("do not lose me")
-        else:
-            target.mkdir()
-            (target / "thesis.tex").write_text("do not lose me")
+        target.mkdir(exist_ok=True)
+        (target / "thesis.tex").write_text("do not lose me")
         real(*arguments)
 
     monkeypatch.setattr(export, "write_tflite", meanwhile)
-    with pytest.raises(UserError, match=r"is no export \(it holds thesis.tex\): nothing is overwritten"):
-        cssl.open(shipped.run).export(target, force=force)
+    error = program(tool.main, shipped.run, "-o", target, *["--force"][:force], code=2).stderr
+    assert "is no export (it holds thesis.tex): nothing is overwritten" in error
     assert (target / "thesis.tex").read_text() == "do not lose me"
     assert [path.name for path in tmp_path.iterdir()] == ["model"] and (target / "export.json").exists() is force
 
 
-def test_two_exports_into_one_new_folder(shipped, tmp_path, monkeypatch):
+@pytest.mark.parametrize("empty", [False, True])
+def test_two_exports_into_one_folder(shipped, program, tmp_path, monkeypatch, empty):
     real, target = export.write_tflite, tmp_path / "model"
+    if empty:
+        target.mkdir()
 
     def another_is_faster(*arguments):
         monkeypatch.setattr(export, "write_tflite", real)
@@ -222,9 +231,65 @@ def test_two_exports_into_one_new_folder(shipped, tmp_path, monkeypatch):
         real(*arguments)
 
     monkeypatch.setattr(export, "write_tflite", another_is_faster)
-    with pytest.raises(UserError, match="holds an export already"):
-        cssl.open(shipped.run).export(target)
+    assert "holds an export already" in program(tool.main, shipped.run, "-o", target, code=2).stderr
     assert json.loads((target / "export.json").read_text())["temperature"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    monkeypatch.setattr(export, "write_tflite", another_is_faster)
+    with pytest.raises(UserError, match="holds an export already"):  # the faster one's, who has no --force
+        cssl.open(shipped.run).export(target, force=True)
+
+
+@pytest.mark.parametrize("instant", ["written", "aside"])
+def test_a_killed_export_loses_nothing_and_is_swept(shipped, exported, program, tmp_path, instant):
+    """Killed when its files are written, and between the two renames of --force."""
+    target = tmp_path / "model"
+    shutil.copytree(exported, target)
+    before = (target / "export.json").read_bytes()
+    kill = "lambda *arguments: os.kill(os.getpid(), 9)"
+    code = f"import os, sys, cssl, pathlib; sys.path[:0] = [{str(ROOT)!r}]\nfrom libml.results import export\n"
+    if instant == "written":
+        code += f"export._move = {kill}\n"
+    else:
+        code += f"""real = export.check_target
+export.check_target = lambda folder, force: ({kill})() if '-old-' in str(folder) else real(folder, force)
+"""
+    code += f"cssl.open({str(shipped.run)!r}).export({str(target)!r}, force=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300,
+                          env={**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0"})
+    assert done.returncode == -9, done.stderr
+    left = [path.name for path in tmp_path.iterdir() if path.name != "model"]
+    assert len(left) == (1 if instant == "written" else 2) and left[0].startswith(".model-")
+    assert target.exists() is (instant == "written")
+    assert "holds an export already" in program(tool.main, shipped.run, "-o", target, code=2).stderr
+    assert (target / "export.json").read_bytes() == before
+    program(tool.main, shipped.run, "-o", target, "--force")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_only_dead_writers_leftovers_are_swept(tmp_path):
+    """A lock belongs to a handle: two writers of this process are as two processes."""
+    with unfinished(tmp_path / "model") as first:
+        (first / "half").write_text("of one that is being written")
+        (tmp_path / ".model-unfinished-00000000").mkdir()
+        (tmp_path / ".model-archived").mkdir()
+        with unfinished(tmp_path / "model") as second:
+            assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, ".model-archived"}
+            assert (first / "half").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".model-archived"]
+
+
+def test_a_full_disk_is_one_line_and_the_older_export_stays(shipped, exported, tmp_path):
+    """A process may write files of at most 100 KiB, which the SavedModel's graph is larger than."""
+    target = tmp_path / "model"
+    shutil.copytree(exported, target)
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    done = subprocess.run(["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", sys.executable, "-m", "cssl.tools.export",
+                           shipped.run, "-o", target, "--force"], capture_output=True, text=True, cwd=ROOT, timeout=300,
+                          env={**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0"})
+    assert done.returncode == 2, done.stderr
+    assert f"Cannot write {target} (" in done.stderr and "Traceback" not in done.stderr
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_fit_trained_predicts_files_and_is_exported(shipped, tmp_path):
@@ -264,28 +329,44 @@ def test_bad_input_is_one_line(shipped, exported, described, program, tmp_path):
     assert "Cannot write" in error(shipped.run, "-o", "/proc/model")
     assert not new.exists()
 
+
+def test_a_damaged_export_is_one_line(shipped, exported, described, program, tmp_path):
     broken = tmp_path / "broken"
-    broken.mkdir()
-    for text in ("{", "{}", "[]", json.dumps(described | {"image_shape": 3})):
-        (broken / "export.json").write_text(text)
-        assert "does not describe an export" in error(broken, shipped.images, main=predict_tool.main)
-    (broken / "export.json").write_text(json.dumps(described))
-    assert "cannot be read" in error(broken, shipped.images, main=predict_tool.main)
-    (broken / "saved_model").symlink_to(exported / "saved_model")
-    (broken / "export.json").write_text(json.dumps(described | {"class_names": ["cat", "dog"]}))
-    assert "2 classes (cat, dog) and images of (16, 16, 3), the SavedModel beside it of 10" in error(
-        broken, shipped.images, main=predict_tool.main)
-    (broken / "export.json").write_text(json.dumps(described | {"class_names": described["class_names"][::-1]}))
-    assert "they do not match" in error(broken, shipped.images, main=predict_tool.main)
-    for scores in ([-1.0], [2.0], [float("nan")], "much", [[0.5]]):
-        (broken / "export.json").write_text(json.dumps(described | {"conformity_scores": scores}))
-        assert "does not describe an export" in error(broken, shipped.images, main=predict_tool.main)
-    (broken / "saved_model").unlink()
-    (broken / "saved_model").mkdir()
-    whole = (exported / "saved_model/saved_model.pb").read_bytes()
-    (broken / "saved_model/saved_model.pb").write_bytes(whole[:len(whole) // 2])
-    (broken / "export.json").write_text(json.dumps(described))
-    assert "cannot be read" in error(broken, shipped.images, main=predict_tool.main)
+
+    def error(damage) -> str:
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(exported, broken)
+        damage()
+        line, = program(predict_tool.main, broken, shipped.images, code=2).stderr.splitlines()[-1:]
+        assert line.startswith("error: ")
+        return line
+
+    def edited(**changes):
+        return lambda: (broken / "export.json").write_text(json.dumps(described | changes))
+
+    facts, model = broken / "export.json", broken / "saved_model/saved_model.pb"
+    weights = broken / "saved_model/variables/variables.data-00000-of-00001"
+    for text in ("", "{", "{}", "[]", "null", '"text"', "\x00\xff", json.dumps(described)[:300]):
+        assert "cannot be read" in error(lambda text=text: facts.write_bytes(text.encode("latin1")))
+    for scores in ([-1.0], [2.0], [float("nan")], "much", [[0.5]], None, {}, ["a"], [1e999]):
+        assert "cannot be read" in error(edited(conformity_scores=scores))
+    for name in ("classes.json", "saved_model/saved_model.pb", "saved_model/variables/variables.index"):
+        assert "cannot be read" in error((broken / name).unlink)
+    for file in (model, weights):
+        assert "cannot be read" in error(lambda file=file: os.truncate(file, file.stat().st_size // 2))
+        assert "cannot be read" in error(lambda file=file: file.write_bytes(b""))
+    assert "cannot be read" in error(lambda: model.write_bytes(bytes(1000)))
+    flipped = bytearray((exported / "saved_model/variables" / weights.name).read_bytes())
+    flipped[len(flipped) // 2] ^= 255
+    assert "cannot be read" in error(lambda: weights.write_bytes(flipped))
+    assert "cannot be read" in error(lambda: shutil.rmtree(broken / "saved_model"))
+    names = described["class_names"]
+    for changes in ({"class_names": ["cat", "dog"]}, {"class_names": names[::-1]}, {"class_names": 3},
+                    {"class_names": [*names[:-1], 5]}, {"image_shape": [32, 32, 3]}, {"image_shape": 3},
+                    {"image_shape": [16, 16]}, {"image_shape": ["16", "16", "3"]}):
+        assert "they do not match" in error(edited(**changes))
+    for text in (json.dumps(names[::-1]), "[]", "{}", "7"):
+        assert "they do not match" in error(lambda text=text: (broken / "classes.json").write_text(text))
 
 
 def test_half_precision_is_exported_in_float32(tmp_path):
