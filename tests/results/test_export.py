@@ -239,6 +239,7 @@ def test_two_exports_into_one_folder(shipped, program, tmp_path, monkeypatch, em
         cssl.open(shipped.run).export(target, force=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instant", ["written", "aside"])
 def test_a_killed_export_loses_nothing_and_is_swept(shipped, exported, program, tmp_path, instant):
     """Killed when its files are written, and between the two renames of --force."""
@@ -278,6 +279,7 @@ def test_only_dead_writers_leftovers_are_swept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".model-archived"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_older_export_stays(shipped, exported, tmp_path):
     """A process may write files of at most 100 KiB, which the SavedModel's graph is larger than."""
     target = tmp_path / "model"
