@@ -1,16 +1,21 @@
 """Named arrays in a folder, memory-mapped when read and complete whenever they can be seen."""
+import errno
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from libml.errors import UserError
 
-CONTENTS = "contents.json"
+CONTENTS, LOCK = "contents.json", "lock"
+STARTING = 3600  # seconds after which a writer must have locked what it writes
 
 
 class Writer:
@@ -22,8 +27,20 @@ class Writer:
         self.meta: dict = {}
 
     def create(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
-        """Returns a file-backed array to fill, so that a large one is never held in memory as a whole."""
-        self._open[name] = np.lib.format.open_memmap(self._folder / f"{name}.npy", "w+", dtype, shape)
+        """Returns a file-backed array to fill, so that a large one is never held in memory as a whole. Its space is
+        taken at once: a disk that is full later would kill the process without a word."""
+        path = self._folder / f"{name}.npy"
+        try:
+            self._open[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+            if hasattr(os, "posix_fallocate"):
+                with path.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
+                return self._open[name]
+            raise UserError(f"There is no room for {np.prod(shape) * np.dtype(dtype).itemsize / 1e9:.2g} GB of decoded "
+                            f"images in {self._folder.parent} ({error.strerror}). Make room, or name another place "
+                            "with --data_dir.") from error
         return self._open[name]
 
     def add(self, name: str, array: np.ndarray) -> None:
@@ -41,24 +58,61 @@ class Writer:
 
 def write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Builds a cache folder next to its final place and moves it there in one atomic step."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-unfinished-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(f"Cannot write the decoded images to {folder} ({error.strerror}). Make {folder.parent} "
-                        "writable, or copy the data to a folder of your own and name that with --data_dir.") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(folder.parent)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-unfinished-", dir=folder.parent))
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            _locks(stack.enter_context((temporary / LOCK).open("w")))
+        except OSError as error:
+            raise UserError(f"Cannot write the decoded images to {folder} ({error.strerror}). Make {folder.parent} "
+                            "writable, or copy the data to a folder of your own and name that with --data_dir."
+                            ) from error
         writer = Writer(temporary)
         build(writer)
         writer.finish()
         temporary.chmod(0o755)
+        (temporary / LOCK).unlink()
         try:
             os.rename(temporary, folder)
         except OSError:
             if not (folder / CONTENTS).exists():  # otherwise another process was first: its arrays are the same
                 raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _locks(file: IO[str]) -> bool:
+    """Locks an open file until it is closed or its process ends; False if another has it, or there are no locks."""
+    with suppress(ImportError, OSError):  # Windows; some network file systems
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what writers have left that were killed: as large as a cache, and of no use."""
+    for left in folder.glob(".*-unfinished-*"):
+        with suppress(OSError):
+            if (left / LOCK).exists():
+                with (left / LOCK).open("r+") as file:
+                    dead = _locks(file)
+            else:  # killed before it had locked it, unless it is just about to
+                dead = time.time() - left.stat().st_mtime > STARTING
+            if dead:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def siblings(folder: Path) -> dict[Path, int]:
+    """Returns the other caches beside a folder that say they are of the same thing, with their sizes in bytes."""
+    found, of = dict[Path, int](), json.loads((folder / CONTENTS).read_text())["meta"].get("of")
+    for path in sorted(folder.parent.glob(f"[!.]*/{CONTENTS}")):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged
+            contents = json.loads(path.read_text())
+            if of and contents["meta"]["of"] == of and path.parent != folder:
+                found[path.parent] = sum(contents["files"].values())
+    return found
 
 
 def read_or_build(folder: Path, build: Callable[[Writer], None]) -> tuple[dict[str, np.ndarray], dict]:

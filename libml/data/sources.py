@@ -216,10 +216,17 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     if path.is_file():  # in folders, the files' names tell
         facts.append([[file.label for file in part] for part in parts.values()])
     digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
-    location = data_dir / "folders" / f"{CACHE_NAME}-{path.name}-{digest}"
-    arrays, meta = cache.read_or_build(
-        location, lambda writer: _decode_files(path.name, parts, listing.class_names, image_size, writer))
+    location = data_dir / "folders" / f"{CACHE_NAME}-{path.name[:40]}-{digest}"  # names of files are limited
+
+    def build(writer: cache.Writer) -> None:
+        writer.meta["of"] = str(path.resolve()), image_size, bool(parts["valid"])
+        _decode_files(path.name, parts, listing.class_names, image_size, writer)
+
+    arrays, meta = cache.read_or_build(location, build)
     names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [str(listing)]
+    if old := cache.siblings(location):
+        remarks.append(f"Decoded images of {path} as it was before take {sum(old.values()) / 1e9:.2g} GB and may be "
+                       f"deleted if no run uses them: {', '.join(map(str, old))}")
     images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
     test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
     fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()

@@ -1,12 +1,18 @@
 """TFDS's real builders on small files in the original formats; folders of images; the cache."""
+import errno
 import json
+import os
 import pickle
 import shutil
+import subprocess
+import sys
+import time
 from functools import partial
 from unittest import mock
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -214,6 +220,92 @@ def test_two_writers_do_not_disturb_each_other(tmp_path):
     cache.write(tmp_path / "cache", slow)
     assert cache.read(tmp_path / "cache")[0]["a"].tolist() == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from libml.data import cache
+
+def build(writer):
+    writer.create("images", (100, 4), np.uint8)
+    print("writing", flush=True)
+    time.sleep(600)
+
+cache.write(Path(sys.argv[1]), build)
+"""
+
+
+def test_what_killed_writers_left_is_swept_when_the_next_one_writes(folder, tmp_path, program):
+    """And only that: not what a living process writes, nor a fresh folder that it is about to lock."""
+    place = tmp_path / "data" / "folders"
+    with subprocess.Popen([sys.executable, "-c", WRITER, place / "cssl_cache-1-x"], stdout=subprocess.PIPE, text=True,
+                          cwd=ROOT) as writer:
+        try:
+            assert writer.stdout.readline() == "writing\n"
+            (living,) = place.glob(".*-unfinished-*")
+            for name, age in (("fresh", 0), ("old", 2 * cache.STARTING)):
+                (place / f".c-unfinished-{name}").mkdir()
+                os.utime(place / f".c-unfinished-{name}", (time.time() - age,) * 2)
+            arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'data'}"
+            program(inspect.main, *arguments)
+            assert {path.name for path in place.glob(".*")} == {living.name, ".c-unfinished-fresh"}
+        finally:
+            writer.kill()
+    program(inspect.main, *arguments)
+    assert living.exists()  # nothing was written
+    program(inspect.main, *arguments, "--image_size=8")
+    assert [path.name for path in place.glob(".*")] == [".c-unfinished-fresh"]
+
+
+@pytest.mark.slow
+def test_two_processes_decode_one_folder_at_once(folder, tmp_path):
+    command = [sys.executable, "-m", "cssl.tools.inspect", f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'd'}",
+               "--json"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+               for _ in range(2)]
+    shown = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0, 0], shown
+    assert shown[0][0] == shown[1][0]
+    (only,) = (tmp_path / "d" / "folders").iterdir()
+    assert sorted(path.name for path in only.iterdir() if path.suffix != ".npy") == [cache.CONTENTS]
+
+
+def test_caches_of_earlier_states_are_named_with_their_size(folder, tmp_path, program):
+    def shown(*flags):
+        done = program(inspect.main, f"--dataset=folder:{folder}", f"--data_dir={tmp_path}", *flags)
+        return [line for line in done.stderr.splitlines() if "as it was before" in line]
+
+    assert shown("--image_size=100") == shown("--image_size=64") == []  # another size is no earlier state
+    (before,) = [path for path in (tmp_path / "folders").iterdir()
+                 if np.load(path / "images.npy", mmap_mode="r").shape[1] == 100]
+    save(folder / "train" / "cat" / "new.png", np.zeros((5, 5, 3), np.uint8))
+    for _ in range(2):
+        (line,) = shown("--image_size=100")
+        assert line.endswith(f" take 0.00066 GB and may be deleted if no run uses them: {before}")  # 22 * 30,000 B
+    shutil.rmtree(before)
+    assert shown("--image_size=100") == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path, command, program):
+    arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'data'}", "--image_size=200"
+    limited = ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10 ** 6,) * 2); import cssl.tools;"
+               "from cssl.tools import inspect; cssl.tools.exit_on_user_error(inspect.main)")
+    done = command("-c", limited, *arguments, code=2)
+    assert "There is no room for 0.0026 GB of decoded images" in done.stderr and "--data_dir" in done.stderr
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(os, "posix_fallocate", side_effect=full):
+        done = program(inspect.main, *arguments, code=2)
+    assert "No space left on device" in done.stderr and list((tmp_path / "data" / "folders").iterdir()) == []
+    with mock.patch.object(os, "posix_fallocate", side_effect=OSError(errno.EOPNOTSUPP, "cannot")):
+        program(inspect.main, *arguments)
+
+
+def test_a_folder_with_a_long_name_has_a_cache(folder, tmp_path, program):
+    """Of 250 bytes of 255 that a name may have."""
+    long = folder.rename(folder.parent / ("x" * 10 + "é" * 120))
+    program(inspect.main, f"--dataset=folder:{long}", f"--data_dir={tmp_path}")
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "contents"])
