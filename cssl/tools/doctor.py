@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -58,11 +57,11 @@ def facts(train_dir: str, data_dir: str) -> dict[str, str]:
     """Returns what is known of program and machine; what cannot be found out says why."""
     from libml import experiment
     from libml.data import sources
+    from libml.devices.distribute import onednn_is_on
 
-    def prepared() -> list[str]:
-        return [name for name, dataset in DATASETS.items()
+    runs = Path(train_dir)
+    prepared = [name for name, dataset in DATASETS.items()
                 if dataset.tfds_name and sources.tfds_version_dir(dataset.tfds_name, Path(data_dir))]
-
     tellers: dict[str, Callable[[], str]] = {
         "program": lambda: f"cssl {cssl.__version__}, commit {experiment.commit_of(ROOT)}, in {ROOT}",
         "versions": lambda: ", ".join([f"Python {platform.python_version()}", *(
@@ -70,11 +69,12 @@ def facts(train_dir: str, data_dir: str) -> dict[str, str]:
         "CPU": _cpu,
         "GPUs": lambda: "; ".join(map(_gpu, tf.config.list_physical_devices("GPU"))) or "none that TensorFlow can use",
         "nvidia-smi": lambda: "; ".join(_nvidia_smi("name,memory.total,memory.free,driver_version")) or "not there",
-        "oneDNN": _onednn,
+        "oneDNN": lambda: "on, but for runs whose --filters is not a multiple of 16" if onednn_is_on() else "off",
         "build": lambda: ", ".join(f"{key} {value}" for key, value in tf.sysconfig.get_build_info().items()),
-        "disk": lambda: f"{shutil.disk_usage(_existing(Path(train_dir))).free / 1e9:.1f} GB free for {train_dir}",
         "memory": lambda: f"{usable_memory() / 1e9:.1f} GB",
-        "datasets": lambda: f"{', '.join([*prepared(), 'digits'])} in {data_dir}"}
+        "disk": lambda: "{:.1f} GB free for {}".format(shutil.disk_usage(next(
+            place for place in (runs, *runs.parents) if place.exists())).free / 1e9, runs),
+        "datasets": lambda: f"{', '.join([*prepared, 'digits'])} in {data_dir}"}
     found = {}
     for name, tell in tellers.items():
         try:
@@ -113,17 +113,6 @@ def _nvidia_smi(query: str) -> list[str]:
     return done.stdout.strip().splitlines()
 
 
-def _onednn() -> str:
-    from libml.devices import distribute
-
-    return ("on; wrong gradients of narrow networks: runs whose --filters is not a multiple of 16 turn it off"
-            if distribute.onednn_is_on() else "off")
-
-
-def _existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.exists())
-
-
 # Checks: each returns what it measured, or raises.
 
 def trajectory_deviations() -> list[float]:
@@ -155,54 +144,36 @@ def trajectory_deviations() -> list[float]:
 
 def trajectory(device: str) -> str:
     """Four updates of FixMatch are those of the original program."""
-    with on(device):
+    with tf.device(device):
         deviations = trajectory_deviations()
-    text = "relative deviations " + ", ".join(f"{value:.1e}" for value in deviations)
-    text += " (allowed " + ", ".join(f"{value:g}" for value in TOLERANCES) + ")"
-    if not all(value <= allowed for value, allowed in zip(deviations, TOLERANCES, strict=True)):
+    pairs = list(zip(deviations, TOLERANCES, strict=True))
+    text = "relative deviations " + ", ".join(f"{value:.1e} (allowed {allowed:g})" for value, allowed in pairs)
+    if not all(value <= allowed for value, allowed in pairs):
         raise Failed(text)
     return text
 
 
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    """Keeps all cores busy, each with a process that ends by itself should this one die."""
-    spin = f"import time; end = time.monotonic() + {CHILD_SECONDS}\nwhile time.monotonic() < end: pass"
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL) for _ in range(usable_cores())]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def on(device: str, function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns a function as a graph that is computed on a device."""
+    @tf.function(autograph=False)
+    def run(*arguments):
+        with tf.device(device):
+            return function(*arguments)
 
-
-@contextmanager
-def on(device: str) -> Iterator[None]:
-    """Computes on a device; fails where it is not usable, while TensorFlow would quietly take the CPU."""
-    usable = [found.name.removeprefix("/device:") for found in tf.config.list_logical_devices()]
-    if device not in usable:
-        raise Failed(f"TensorFlow cannot use {device}; it has {', '.join(usable)}")
-    with tf.device(device):
-        yield
+    return run
 
 
 def small_step(device: str) -> tuple[SSLModel, Callable[[], tf.Tensor]]:
     """Returns a small CSSL model on a device and its step on one fixed batch of digits, as a tf.function."""
-    from libml import data, experiment
-    from libml.data import sources
+    from libml import experiment
 
-    digits = sources.digits()
-    dataset = data.from_arrays(digits.images, digits.labels, digits.test_images, digits.test_labels, num_labels=40,
-                               mirror=False)
-    config = RunConfig.of(CSSL, filters=16, repeat=1, scales=3, batch=16, uratio=3).with_data(dataset)
-    with tf.device("CPU:0"):
-        batch = next(iter(data.batches(dataset, batch=config.options.batch, uratio=config.options.uratio)))
-    with on(device):
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", batch=16, uratio=3)
+    dataset = experiment.load(config)
+    with tf.device(device):
         model = experiment.build(config, dataset)
-    step = on(device)(lambda: model.train_on_bytes(batch)["losses/total"])
-    return model, tf.function(step, autograph=False)
+    with tf.device("CPU:0"):
+        batch = next(iter(dataset.dataset(model)))
+    return model, on(device, lambda: model.train_on_bytes(batch)["losses/total"])
 
 
 def repeated_steps(device: str) -> str:
@@ -213,7 +184,10 @@ def repeated_steps(device: str) -> str:
     first: list[np.ndarray] = []
     differing, largest = 0, 0.0
     step()  # traces, which takes long enough without the load
-    with busy_cores():
+    spin = f"import time; end = time.monotonic() + {CHILD_SECONDS}\nwhile time.monotonic() < end: pass"
+    load = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for _ in range(usable_cores())]  # they end by themselves should this process die
+    try:
         for _ in range(REPEATS):
             for variable, value in zip(variables, start, strict=True):
                 variable.assign(value)
@@ -222,6 +196,9 @@ def repeated_steps(device: str) -> str:
             first = first or after
             differing += any(a.tobytes() != b.tobytes() for a, b in zip(after, first, strict=True))
             largest = float(np.max([largest, *map(_relative, after, first)]))
+    finally:
+        for process in load:
+            process.kill()
     text = f"{differing} of {REPEATS} repeats differ under load"
     if differing:
         text += f", by at most {largest:.1e} of a variable's largest entry"
@@ -238,19 +215,17 @@ def pillow(device: str, jit: bool = False) -> str:
     """Every operation of CTAugment, RandAugment and AutoAugment makes the pixels that Pillow makes."""
     from libml.augment import AUTO_OPS, OPS, Augmenter
 
-    rng, number = np.random.default_rng(0), 128
-    contrast = rng.random((number, 1, 1, 3))
-    images = (contrast * rng.integers(0, 256, (number, 32, 32, 3)) + (1 - contrast) * rng.integers(0, 256)).astype(
-        np.uint8)
-    wrong = []
+    number, wrong = 128, []
+    images = np.random.default_rng(0).integers(0, 256, (number, 32, 32, 3)) * np.arange(number)[:, None, None, None]
+    images = (images // number).astype(np.uint8)  # from black to the largest contrast
     for augment, table in {"d.d.d": OPS, "d.d.aac": AUTO_OPS}.items():  # AutoAugment's hold RandAugment's
         augmenter = Augmenter(augment, image_shape=(32, 32, 3), mirror=True, shift=4, policies="cifar10",
                               jit_compile=jit)
         samples = {name: value.numpy() for name, value in augmenter.sample_strong(number, tf.constant([1, 2])).items()}
         samples["ops"][:, 0] = np.arange(number) % len(table)  # chance might leave one out
         wanted = augmenter.strong_reference(images, samples)
-        view = tf.function(on(device)(augmenter.strong_view), autograph=False)
-        found = view(tf.constant(images), {name: tf.constant(value) for name, value in samples.items()}).numpy()
+        found = on(device, augmenter.strong_view)(
+            tf.constant(images), tf.nest.map_structure(tf.constant, samples)).numpy()
         pixels = (found != wanted).any(-1).sum((1, 2))  # of each image, those that differ
         wrong += [f"{int(count)} after {' and '.join(list(table)[op] for op in ops)}"
                   for count, ops in zip(pixels, samples["ops"], strict=True) if count]
