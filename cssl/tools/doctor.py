@@ -93,8 +93,8 @@ def _first_line(error: Exception) -> str:
 
 def _cpu() -> str:
     model, flags = cpu_facts()
-    vectors = [flag for flag in flags.split() if re.match("avx|fma|f16c|amx|asimd|sve", flag)]
-    return f"{model}, {os.cpu_count()} cores ({usable_cores()} usable), {' '.join(vectors) or 'vectors unknown'}"
+    vectors = " ".join(re.findall(r"\b(?:avx|fma|f16c|amx|asimd|sve)\w*", flags))
+    return f"{model}, {os.cpu_count()} cores ({usable_cores()} usable), {vectors or 'vectors unknown'}"
 
 
 def _gpu(device: tf.config.PhysicalDevice) -> str:

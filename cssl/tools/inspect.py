@@ -17,45 +17,25 @@ import numpy as np
 
 from cssl import cli, tools
 from libml.data.names import GRAMMAR, parse_name
-from libml.errors import UserError, printable
+from libml.errors import printable
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from libml.data import SSLData
+
+MAX_PER_CLASS = 25  # images in the contact sheet
 
 
 def describe(dataset: SSLData) -> dict:
     """Returns the JSON object of a dataset."""
-    def counts(labels: np.ndarray) -> list[int]:
-        return np.bincount(labels[labels >= 0], minlength=dataset.num_classes).tolist()
-
-    return {
-        "dataset": dataset.name,
-        "image_shape": list(dataset.image_shape),
-        "num_train": len(dataset.labels),
-        "num_labeled": len(dataset.labeled),
-        "num_unlabeled": len(dataset.unlabeled),
-        "num_valid": dataset.num_valid,
-        "num_test": len(dataset.test_labels),
-        "num_classes": dataset.num_classes,
-        "class_names": dataset.class_names,
-        "class_counts": counts(dataset.labels),
-        "labeled_class_counts": counts(dataset.labeled_classes),
-        "valid_class_counts": counts(dataset.labels[dataset.valid]),
-        "test_class_counts": counts(dataset.test_labels),
-        "labeled_indices": sorted(dataset.labeled.tolist()),
-        "unlabeled_indices": dataset.order.tolist(),
-    }
-
-
-def contact_sheet(dataset: SSLData, max_per_class: int = 25) -> Figure:
-    """Plots the labelled images, one row per class."""
-    from libml.results import plots
-
-    rows = [np.asarray(dataset.images[np.sort(dataset.labeled[dataset.labeled_classes == c])[:max_per_class]])
-            for c in range(dataset.num_classes)]
-    return plots.plot_images(rows, dataset.class_names)
+    parts = {"": dataset.labels, "labeled_": dataset.labeled_classes, "valid_": dataset.labels[dataset.valid],
+             "test_": dataset.test_labels}
+    counts = {f"{part}class_counts": np.bincount(labels[labels >= 0], minlength=dataset.num_classes).tolist()
+              for part, labels in parts.items()}
+    return {"dataset": dataset.name, "image_shape": list(dataset.image_shape), "num_train": len(dataset.labels),
+            "num_labeled": len(dataset.labeled), "num_unlabeled": len(dataset.unlabeled),
+            "num_valid": dataset.num_valid, "num_test": len(dataset.test_labels), "num_classes": dataset.num_classes,
+            "class_names": dataset.class_names, **counts, "labeled_indices": sorted(dataset.labeled.tolist()),
+            "unlabeled_indices": dataset.order.tolist()}
 
 
 def main() -> None:
@@ -87,12 +67,12 @@ def main() -> None:
         for name, *counts in (("class", "train", "labelled", "valid", "test"), *zip(*columns, strict=True)):
             print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(printable(name), *counts))
     if args.png:
-        try:
-            contact_sheet(dataset).savefig(args.png, dpi=150)
-        except (OSError, ValueError) as error:
-            raise UserError(f"Cannot write the contact sheet to {args.png} ({error}). "
-                            "Name a writable .png file.") from error
-        print(f"contact sheet: {args.png}", file=sys.stderr)
+        from libml.results import plots
+
+        rows = [np.asarray(dataset.images[np.sort(dataset.labeled[dataset.labeled_classes == number])[:MAX_PER_CLASS]])
+                for number in range(dataset.num_classes)]
+        for path in plots.save(plots.plot_images(rows, dataset.class_names), args.png, ("png",)):
+            print(f"contact sheet: {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

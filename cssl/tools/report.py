@@ -10,7 +10,7 @@ import base64
 import functools
 import html
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,20 +78,17 @@ def png(save: Callable[[io.BytesIO], object]) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def figure(title: str, plot: Callable[[], Figure | None], heading: str = "h4") -> str:
-    """Formats a figure under its title; what a run did not store becomes a remark. On small screens it scrolls."""
+def section(title: str, make: Callable[[], str | Figure | None], heading: str = "h4") -> str:
+    """Formats a part of the page under its title; what a run did not store, or what is damaged, becomes a remark."""
     try:
-        plotted = plot()
-        content = note("None stored: this run has none.") if plotted is None else _drawn(plotted, title)
+        made = make()
+        if isinstance(made, Figure):  # wide ones are more than a small screen shows: they scroll
+            wide = " wide" if made.get_size_inches()[0] > 4.5 else ""
+            source = png(functools.partial(made.savefig, format="png", dpi=100))
+            made = f'<div class="scroll"><img class="figure{wide}" alt="{title}" src="{source}"></div>'
     except UserError as error:
-        content = note(error)
-    return f"<{heading}>{title}</{heading}>{content}"
-
-
-def _drawn(plotted: Figure, title: str) -> str:
-    wide = " wide" if plotted.get_size_inches()[0] > 4.5 else ""  # more than a small screen shows
-    source = png(functools.partial(plotted.savefig, format="png", dpi=100))
-    return f'<div class="scroll"><img class="figure{wide}" alt="{title}" src="{source}"></div>'
+        made = note(error)
+    return f"<{heading}>{title}</{heading}>{note('This run has none.') if made is None else made}"
 
 
 def sparkline(values: list[float]) -> str:
@@ -102,90 +99,75 @@ def sparkline(values: list[float]) -> str:
             f'{values[0]:.2f} to {values[-1]:.2f}"><polyline points="{points}"></polyline></svg>')
 
 
+def cards(title: str, made: list[str]) -> str:
+    """Formats cards of images under a title, if there are any."""
+    return f'<h5>{title}</h5><div class="samples">{"".join(made)}</div>' if made else ""
+
+
 class Samples:
     """Images with their predictions [N, K], and their classes, -1 where these are unknown."""
 
-    def __init__(self, kind: str, images: np.ndarray, q: np.ndarray, labels: np.ndarray, names: Iterable[str]):
-        self.kind, self.images, self.q, self.labels, self.names = kind, images, q, labels, list(map(text, names))
+    def __init__(self, kind: str, images: np.ndarray, q: np.ndarray, labels: np.ndarray, names: np.ndarray):
+        self.kind, self.images, self.q, self.labels, self.names = kind, images, q, labels, [text(n) for n in names]
         self.known, self.right = labels >= 0, q.argmax(1) == labels
-        self.surest = np.argsort(-q.max(1), kind="stable")
 
-    def best(self, p: np.ndarray, count: int, gap: str = " ") -> list[str]:
-        """The most probable classes of a distribution, each with its probability."""
-        return [f"{self.names[c]}{gap}{p[c]:.2f}" for c in np.argsort(-p, kind="stable")[:count]]
+    def best(self, p: np.ndarray) -> str:
+        """The two most probable classes of a distribution."""
+        return ", ".join(f"{self.names[c]}&nbsp;{p[c]:.2f}" for c in np.argsort(-p, kind="stable")[:2])
 
-    def card(self, index: int, guesses: int, above: str = "", below: str = "") -> str:
+    def card(self, index: int, below: str = "", above: str = "") -> str:
         """Shows an image with its most probable classes and the truth; its frame says whether the first is right."""
         frame = "unknown" if not self.known[index] else "right" if self.right[index] else "wrong"
         source = png(functools.partial(Image.fromarray(self.images[index]).save, format="PNG"))
         truth = self.names[self.labels[index]] if self.known[index] else "unknown"
         return (f'<figure class="{frame}"><img alt="{self.kind} image" src="{source}"><figcaption>{above}'
-                f'{"<br>".join(self.best(self.q[index], guesses))}<br>{below}<span class="quiet">truth: {truth}</span>'
-                "</figcaption></figure>")
+                f'{self.best(self.q[index])}<br>{below}<span class="quiet">truth: {truth}</span></figcaption></figure>')
 
-
-def groups_of_cards(groups: dict[str, list[str]]) -> str:
-    """Formats cards under their titles; empty groups are left out."""
-    return "".join(f'<h4>{title}</h4><div class="samples">{"".join(cards)}</div>'
-                   for title, cards in groups.items() if cards)
+    def sheet(self, below: Callable[[int], str] = lambda index: "") -> str:
+        """Shows the surest predictions that are right, wrong or unknown to be, and the least sure of all."""
+        order = np.argsort(-self.q.max(1), kind="stable")
+        chosen = {"Confident and right": order[(self.known & self.right)[order]],
+                  "Confident and wrong": order[(self.known & ~self.right)[order]],
+                  "Confident, truth unknown": order[~self.known[order]], "Least confident": order[::-1]}
+        return "".join(cards(title, [self.card(index, below(index)) for index in found[:SAMPLES]])
+                       for title, found in chosen.items())
 
 
 def pseudo_labels(run: Run, images: bool) -> str:
-    """Shows credal sets and how they shrink; confident right, confident wrong and unsure pseudo-labels."""
+    """Shows credal sets and how they shrink, and sampled pseudo-labels."""
     reports = [report["credal"] for report in run.reports if "credal" in report]  # of some methods
-    try:
-        stored = run.arrays("pseudo_labels", ("images", "probabilities", "labels", "class_names"))
-        sets = run.arrays("pseudo_labels", ("class", "alpha", "aligned")) if reports else {}
-    except UserError as error:
-        return note(error)
+    stored = run.arrays("pseudo_labels", ("images", "probabilities", "labels", "class_names"))
     samples = Samples("training", *stored.values())
-    known, right, order = samples.known, samples.right, samples.surest
+    known, right = samples.known, samples.right
     share = f"{np.mean(right[known]):.1%} of {known.sum()} with a known class are right. " if known.any() else ""
-    parts = [f'<p class="quiet">{len(known)} unlabelled images at the last report, as they are, without augmentation, '
-             f"predicted by the averaged model. {share}</p>"]
-    if sets:
-        outside = known & (sets["class"] != samples.labels)
-        parts += ["<p>A credal set holds all distributions that give its class at least 1 − α; the bar is α. As the "
-                  f"run becomes sure, sets shrink to one label. {np.mean(sets['alpha'] < 0.05):.1%} have α below 0.05; "
-                  f"{outside.sum()} are built around a wrong class.</p>",
-                  figure("Credal sets over time", lambda: plots.credal_sets(run))]
+    page = (f'<p class="quiet">{len(known)} unlabelled images at the last report, as they are, without augmentation, '
+            f"predicted by the averaged model. {share}</p>")
+    if not reports:
+        return page + (samples.sheet() if images else "")
+    y, alpha, aligned = run.arrays("pseudo_labels", ("class", "alpha", "aligned")).values()
+    page += ("<p>A credal set holds all distributions that give its class at least 1 − α; the bar is α. As the run "
+             f"becomes sure, sets shrink to one label. {np.mean(alpha < 0.05):.1%} have α below 0.05; "
+             f"{(known & (y != samples.labels)).sum()} are built around a wrong class.</p>"
+             + section("Credal sets over time", lambda: plots.credal_sets(run)))
     if not images:
-        return "".join(parts)
+        return page
 
-    def card(index: int, above: str = "") -> str:
-        """With its credal set: p(class) >= 1 - alpha, and the aligned prediction."""
-        if not sets:
-            return samples.card(index, 1, above)
-        alpha = sets["alpha"][index]
-        return samples.card(index, 1, above, (
-            f'<div class="alpha"><i style="width: {100 * alpha:.1f}%"></i></div>α = {alpha:.2f}<br>'
-            f"p({samples.names[sets['class'][index]]}) ≥&nbsp;{1 - alpha:.2f}<br>"
-            f'<span class="quiet">aligned: {", ".join(samples.best(sets["aligned"][index], 2, "&nbsp;"))}</span><br>'))
+    def credal(i: int) -> str:
+        return (f'<div class="alpha"><i style="width: {100 * alpha[i]:.1f}%"></i></div>α = {alpha[i]:.2f}<br>'
+                f"p({samples.names[y[i]]}) ≥&nbsp;{1 - alpha[i]:.2f}<br>"
+                f'<span class="quiet">aligned: {samples.best(aligned[i])}</span><br>')
 
-    over_time = np.transpose([report["alpha"] for report in reports])  # a row for each image that reports follow
-    groups = {"How the sets of the first images shrank (α over the run)": [
-        card(index, sparkline(alphas.tolist())) for index, alphas in enumerate(over_time)]}
-    for title, chosen in {"Confident and right": order[(known & right)[order]],
-                          "Confident and wrong": order[(known & ~right)[order]],
-                          "Confident, truth unknown": order[~known[order]], "Least confident": order[::-1]}.items():
-        groups[title] = [card(index) for index in chosen[:SAMPLES]]
-    return "".join(parts) + groups_of_cards(groups)
+    followed = np.transpose([report["alpha"] for report in reports])  # a row for each image that reports follow
+    return page + cards("How the sets of the first images shrank (α over the run)", [
+        samples.card(i, credal(i), sparkline(row.tolist())) for i, row in enumerate(followed)]) + samples.sheet(credal)
 
 
 def test_images(run: Run) -> str:
-    """Shows the test images that the averaged model is least sure of, and those where it is sure and wrong."""
-    try:
-        stored = run.arrays("test_samples", ("images", "index"))
-        predicted = run.arrays("predictions", ("probabilities", "labels"))
-        names = run.arrays("pseudo_labels", ("class_names",))["class_names"]
-    except UserError:
-        return note("This run has stored no test images; training does at every report, since this version.")
-    q, labels = (array[stored["index"]] for array in predicted.values())
-    samples = Samples("test", stored["images"], q, labels, names)
-    order = samples.surest
-    return groups_of_cards({f"Test images: {title}": [samples.card(index, 2) for index in chosen[:SAMPLES]]
-                            for title, chosen in (("most uncertain", order[::-1]),
-                                                  ("confident and wrong", order[~samples.right[order]]))})
+    """Shows sampled test images."""
+    images, index = run.arrays("test_samples", ("images", "index")).values()
+    p, labels = run.arrays("predictions", ("probabilities", "labels")).values()
+    names = run.arrays("pseudo_labels", ("class_names",))["class_names"]
+    return Samples("test", images, p[index], labels[index], names).sheet()
 
 
 def comparison(pair: list[Run]) -> str:
@@ -203,17 +185,18 @@ def comparison(pair: list[Run]) -> str:
             results.append([shown(tag).column, f"{a:.{digits}f}", f"{b:.{digits}f}", f"{b - a:+.{digits}f}"])
     parts = ["<h2>Side by side</h2>", table([["", *names], *(settings or [["settings", "the same", "the same"]])]),
              table(results)]
-    try:
+
+    def agreement() -> str:
         stored = [run.arrays("predictions", ("probabilities", "labels")) for run in pair]
-    except UserError:  # the figures below say what is missing
-        stored = []
-    if stored and np.array_equal(stored[0]["labels"], stored[1]["labels"]):
+        if not np.array_equal(stored[0]["labels"], stored[1]["labels"]):
+            raise UserError("The runs were tested on different images.")
         a, b = (arrays["probabilities"].argmax(1) == arrays["labels"] for arrays in stored)
-        parts.append(table([["test images, at the last report", "B right", "B wrong"],
-                            ["A right", str((a & b).sum()), str((a & ~b).sum())],
-                            ["A wrong", str((~a & b).sum()), str((~a & ~b).sum())]]))
-    return "".join([*parts, figure("Both calibrations", lambda: plots.reliability(pair)),
-                    figure("Accuracy of each class, both runs", lambda: plots.class_accuracy(pair))])
+        return table([["", "B right", "B wrong"], ["A right", str((a & b).sum()), str((a & ~b).sum())],
+                      ["A wrong", str((~a & b).sum()), str((~a & ~b).sum())]])
+
+    return "".join([*parts, section("Test images, at the last report", agreement),
+                    section("Both calibrations", lambda: plots.reliability(pair)),
+                    section("Accuracy of each class, both runs", lambda: plots.class_accuracy(pair))])
 
 
 def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
@@ -230,15 +213,16 @@ def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
             for tag in METRICS if len(run.series(tag)[1]))]))
     if command:
         parts.append(f"<h4>Command</h4><pre>{text(command)}</pre>")
-    settings = "<br>".join(f"{text(key)} = {text(value)}" for key, value in sorted(run.settings.items()))
-    parts.append("<details><summary>Environment and configuration</summary>"
-                 + table([[*environment], [*environment.values()]]) + f'<p class="settings">{settings}</p></details>')
+    described = {**environment, **dict(sorted(run.settings.items()))}
+    parts.append('<details><summary>Environment and configuration</summary><p class="settings">' + "<br>".join(
+        f"{text(key)} = {text(value)}" for key, value in described.items()) + "</p></details>")
     if run.reports and figures:
-        parts += [figure("Calibration on the test set", lambda: plots.reliability([run])),
-                  figure("Accuracy of each class", lambda: plots.class_accuracy([run])),
-                  figure("Predicted classes", lambda: plots.class_distribution([run])),
-                  figure("CTAugment rates", lambda: plots.augmentation_rates(run)), "<h4>Pseudo-labels</h4>",
-                  pseudo_labels(run, images), test_images(run) if images else ""]
+        parts += [section("Calibration on the test set", lambda: plots.reliability([run])),
+                  section("Accuracy of each class", lambda: plots.class_accuracy([run])),
+                  section("Predicted classes", lambda: plots.class_distribution([run])),
+                  section("CTAugment rates", lambda: plots.augmentation_rates(run)),
+                  section("Pseudo-labels", lambda: pseudo_labels(run, images)),
+                  section("Test images", lambda: test_images(run)) if images else ""]
     return "\n".join([*parts, "</details>"])
 
 
@@ -269,8 +253,8 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
              f"{sum(run.finished for run in runs)}.</p><h2>Results</h2>", *results(runs, tags)]
     if len(reported) == len(runs) == 2:
         parts.append(comparison(runs))
-    parts += [figure("Learning curves", lambda: plots.curves(reported, tags), "h2"),
-              figure("Pseudo-labels over time", lambda: plots.curves(reported, plots.PSEUDO_LABEL_TAGS), "h2"),
+    parts += [section("Learning curves", lambda: plots.curves(reported, tags), "h2"),
+              section("Pseudo-labels over time", lambda: plots.curves(reported, plots.PSEUDO_LABEL_TAGS), "h2"),
               "<h2>Runs</h2>"]
     if len(runs) > MAX_FIGURES:
         parts.append(note(f"Figures are drawn for the first {MAX_FIGURES} runs only; name fewer runs to see others."))

@@ -74,7 +74,7 @@ class Job:
 
 
 def jobs(table: paper.Table, train_dir: Path, extra: dict[str, str]) -> list[Job]:
-    """Lists the runs behind a table, each once, row by row; `extra` flags are added or take the place of its own."""
+    """Lists the runs behind a table, row by row; `extra` flags are added or take the place of its own."""
     found = []
     for row in table.rows:
         # A row's settings say how it differs from its neighbours; with this, a command speaks for itself.
@@ -87,7 +87,7 @@ def jobs(table: paper.Table, train_dir: Path, extra: dict[str, str]) -> list[Job
             place = {"dataset": f"{column.dataset}.{seed}@{column.labels}-1",
                      "train_dir": train_dir / f"kimg{flags['train_kimg']}"}
             found.append(Job(row.method, tuple({**place, **flags}.items())))
-    return list(dict.fromkeys(found))
+    return found
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -129,11 +129,11 @@ def run_all(todo: list[Job], at_once: int = 1, keep: Callable[[Run], None] | Non
         for code in codes.values():
             if code in STOPPED:
                 return code
-        failed = [number for number, code in codes.items() if code]
-        for number in failed:
-            said = errors[number].read_text(errors="replace") if at_once > 1 else ""
-            print(f"{said}failed: {todo[number]}", file=sys.stderr)
-        return int(bool(failed))
+        for number, code in codes.items():
+            if code:
+                said = errors[number].read_text(errors="replace") if at_once > 1 else ""
+                print(f"{said}failed: {todo[number]}", file=sys.stderr)
+        return int(any(codes.values()))
 
 
 def main() -> int:
@@ -149,8 +149,8 @@ def main() -> int:
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
     args = parser.parse_args(argv)
     names = tuple(paper.TABLES) if args.table == "all" else (args.table,)
-    found = list(dict.fromkeys(job for name in names for job in jobs(paper.TABLES[name], args.train_dir, extra)))
-    found = [job for job in found if args.filter in str(job)]
+    listed = (job for name in names for job in jobs(paper.TABLES[name], args.train_dir, extra))
+    found = [job for job in dict.fromkeys(listed) if args.filter in str(job)]
     if not found:
         raise UserError(f"No run of table {args.table} contains --filter={args.filter}; --dry_run without a filter "
                         "lists them.")

@@ -40,11 +40,10 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
         if values.shape != RATES_SHAPE:
             raise UserError(f"--rates={rates}: an array of shape {values.shape}, expected {RATES_SHAPE}")
         return values
+    prefix = find_checkpoint(str(checkpoint))
     try:
-        reader = tf.train.load_checkpoint(find_checkpoint(str(checkpoint)))
+        reader = tf.train.load_checkpoint(prefix)
     except (tf.errors.OpError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"--checkpoint={checkpoint}: not a readable checkpoint") from error
     for name, shape in reader.get_variable_to_shape_map().items():
         if "rates" in name and tuple(shape) == RATES_SHAPE:
@@ -81,11 +80,10 @@ def plot_pairs(images: np.ndarray, augmenter: Augmenter) -> Figure:
 
     seeds, spec = [tf.constant([0, i]) for i in range(3)], augmenter.spec
     rows = {"image": images, "weak": augmenter.weak(images, seeds[0]).numpy()}
-    parts = {"strong": "strong"} | ({"labeled": "labelled"} if spec.labeled_policy else {}) | (
-        {"labeled_strong": "labelled strong"} if spec.labeled_strong else {})
-    for part, title in parts.items():
-        rows |= {f"{title} {i + 1}": to_uint8(augmenter.strong(images, seed, part=part)).numpy()
-                 for i, seed in enumerate(seeds)}
+    for part, title, there in (("strong", "strong", True), ("labeled", "labelled", spec.labeled_policy),
+                               ("labeled_strong", "labelled strong", spec.labeled_strong)):
+        for i, seed in enumerate(seeds if there else [], 1):
+            rows[f"{title} {i}"] = to_uint8(augmenter.strong(images, seed, part=part)).numpy()
     return plots.plot_images(list(rows.values()), list(rows), title=f"--augment={spec}")
 
 
@@ -110,7 +108,6 @@ def main() -> None:
     from libml.augment import OPS
     from libml.results import plots
 
-    out = Path(args.out)
     rates = read_rates(args.rates, args.checkpoint) if args.rates or args.checkpoint else None
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
     images = np.asarray(dataset.test_images[:args.images])
@@ -121,7 +118,7 @@ def main() -> None:
     if rates is not None:
         figures["rates"] = plots.plot_rates(rates, list(OPS), [op.bins for op in OPS.values()])
     for name, figure in figures.items():
-        print(*plots.save(figure, out / name, ("png",)))
+        print(*plots.save(figure, Path(args.out) / name, ("png",)))
 
 
 if __name__ == "__main__":

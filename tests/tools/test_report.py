@@ -100,14 +100,14 @@ def test_sample_pseudo_labels(page, folder):
     address = re.search(r'src="([^"]+)"', first)[1]
     np.testing.assert_array_equal(np.asarray(picture(address)), stored["images"][worst])
     caption = first[:first.index("</figcaption>")]
-    assert f"class&lt;{guess[worst]}&gt; {sure[worst]:.2f}" in caption
+    assert f"class&lt;{guess[worst]}&gt;&nbsp;{sure[worst]:.2f}, class&lt;" in caption
     assert f"truth: class&lt;{stored['labels'][worst]}&gt;" in caption
-    assert source.count("Confident and right") == 2 and source.count("Least confident") == 2
+    assert source.count("Confident and right") == source.count("Least confident") == 4  # and test images
 
 
 def cards_of(source, title):
     """The image and caption of every card under a title, up to the next."""
-    part = source[source.index(title):].split("<h4>")[0]
+    part = re.split("<h[45]>", source[source.index(title):])[0]
     found = re.findall(r'<img alt="[a-z ]+" src="([^"]+)"><figcaption>(.*?)</figcaption>', part)
     return [(np.asarray(picture(address)), caption) for address, caption in found]
 
@@ -134,12 +134,12 @@ def test_test_images(page, folder):
     samples, stored = np.load(run / "stats/test_samples.npz"), np.load(run / "stats/predictions.npz")
     p, labels = stored["probabilities"][100:150], stored["labels"][100:150]
     wrong = np.flatnonzero(p.argmax(1) != labels)
-    first = {"Test images: most uncertain": p.max(1).argmin(),
-             "Test images: confident and wrong": wrong[p[wrong].max(1).argmax()]}
+    first = {"Least confident": p.max(1).argmin(), "Confident and wrong": wrong[p[wrong].max(1).argmax()]}
+    shown = page[1][page[1].index("<h4>Test images</h4>"):]
     for title, index in first.items():
-        image, caption = cards_of(page[1], title)[0]
+        image, caption = cards_of(shown, title)[0]
         np.testing.assert_array_equal(image, samples["images"][index])
-        assert caption.startswith(f"class&lt;{p[index].argmax()}&gt; {p[index].max():.2f}<br>")
+        assert caption.startswith(f"class&lt;{p[index].argmax()}&gt;&nbsp;{p[index].max():.2f}, class&lt;")
         assert f"truth: class&lt;{labels[index]}&gt;" in caption
 
 
@@ -188,7 +188,8 @@ def test_runs_from_before_credal_sets_were_stored(tmp_path):
     np.savez(path / "stats/pseudo_labels.npz", **old)
     invoke("report", path, "-o", tmp_path / "old.html")
     text = Page((tmp_path / "old.html").read_text(encoding="utf-8")).text
-    assert "This run has stored no test images" in text and "Least confident" in text and "credal set" not in text
+    assert "test_samples: training writes it at a report" in text and "Least confident" in text
+    assert "credal set" not in text
 
 
 def test_what_is_missing_is_said(page, tmp_path):
