@@ -5,15 +5,14 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from helpers import ROOT, Program
 
 from cssl import FixMatch
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--dataset=digits.1@40-1", "--filters=4", "--scales=1", "--batch=16", "--uratio=2"]
 # A report and a checkpoint every 10 of 80 updates: signals sent after the first report come long before the end.
 # Without CTAugment, whose graph takes most of the time; three workers show that its rates are equal everywhere.
@@ -25,7 +24,8 @@ LOST_SECONDS = 60  # measured: 2 s after a death, 12 s after a standstill, on tw
 class Workers:
     """The worker processes of one run over loopback."""
 
-    def __init__(self, count: int, folder: Path, *arguments: str, extra: dict[int, list[str]] | None = None):
+    def __init__(self, count: int, folder: Path, *arguments: str, extra: dict[int, list[str]] | None = None,
+                 limit: int | None = None):
         sockets = [socket.socket() for _ in range(count)]
         for s in sockets:
             s.bind(("127.0.0.1", 0))
@@ -33,16 +33,12 @@ class Workers:
         for s in sockets:
             s.close()
         folder.mkdir(parents=True)
-        self.files, self.processes = [folder / f"worker{i}.txt" for i in range(count)], []
-        for i, file in enumerate(self.files):
-            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
-            with file.open("w") as output:
-                self.processes.append(subprocess.Popen(
-                    [sys.executable, *arguments, *(extra or {}).get(i, [])], cwd=ROOT, stdout=output,
-                    stderr=subprocess.STDOUT, env={**os.environ, "TF_CONFIG": json.dumps(config)}))
+        clusters = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}} for i in range(count)]
+        self.processes = [Program([*arguments, *(extra or {}).get(i, [])], folder, limit, TF_CONFIG=json.dumps(cluster))
+                          for i, cluster in enumerate(clusters)]
 
     def output(self, worker: int) -> str:
-        return self.files[worker].read_text()
+        return self.processes[worker].output + self.processes[worker].error
 
     def wait_for(self, pattern: str, seconds: float = 400) -> None:
         """Waits until the chief's output holds a pattern."""
@@ -58,13 +54,12 @@ class Workers:
 
     def hashes(self) -> list[str]:
         """The hash of the final weights that every worker printed."""
-        assert self.codes() == [0] * len(self.files), "\n".join(map(self.output, range(len(self.files))))
-        return [re.search(rf"worker {i}: weights sha256 (\w+)", self.output(i))[1] for i in range(len(self.files))]
+        assert self.codes() == [0] * len(self.processes), "\n".join(map(self.output, range(len(self.processes))))
+        return [re.search(rf"worker {i}: weights sha256 (\w+)", self.output(i))[1] for i in range(len(self.processes))]
 
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
 
 
 @pytest.fixture

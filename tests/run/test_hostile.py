@@ -3,7 +3,6 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ENVIRONMENT, ROOT
+from helpers import Program
 
 from cssl import CSSL, RunConfig, UPSMatch, cli, from_arrays
 from cssl.program import exit_on_user_error
@@ -39,15 +39,14 @@ def outcome(capsys, *flags, method=CSSL) -> tuple[int, str]:
     return exit_.value.code or 0, capsys.readouterr().err
 
 
-def start(train_dir, *flags, **options) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "cssl.py", *FLAGS, f"--train_dir={train_dir}", *flags], cwd=ROOT,
-                            env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+def start(train_dir, *flags, **options) -> Program:
+    return Program(["cssl.py", *FLAGS, f"--train_dir={train_dir}", *flags], train_dir, **options)
 
 
 def wait_for(condition, process, timeout=120) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        assert process.poll() is None and time.monotonic() < deadline, process.output + process.error
         time.sleep(0.02)
 
 
@@ -221,14 +220,13 @@ def test_two_processes_on_one_run(tmp_path):
     try:
         wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")), first)
         second = start(tmp_path, "--train_steps=100000")
-        _, error = second.communicate(timeout=120)
-        assert second.returncode == 2 and len(error.splitlines()) == 1, error
-        assert f"is being trained by process {first.pid} on " in error
+        assert second.wait() == 2 and len(second.error.splitlines()) == 1, second.error
+        assert f"is being trained by process {first.pid} on " in second.error
         assert first.poll() is None
     finally:
         first.send_signal(signal.SIGTERM)
-        output, error = first.communicate(timeout=120)
-    assert first.returncode == 143 and "Traceback" not in error
+        code = first.wait()
+    assert code == 143 and "Traceback" not in first.error
     steps = [json.loads(line)["step"] for path in tmp_path.rglob("metrics.jsonl")
              for line in path.read_text().splitlines()]
     assert steps == sorted(set(steps)) and not list(tmp_path.rglob("lock*"))
@@ -314,32 +312,29 @@ def test_a_folder_in_which_nothing_was_trained_is_taken_over(tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     """A limit on the size of files stands in for the disk: the checkpoint is the first that does not fit."""
-    process = start(tmp_path, "--train_steps=16",
-                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)))
-    output, error = process.communicate(timeout=120)
-    assert process.returncode == 2 and len(error.splitlines()) == 1 and "Traceback" not in output, error
-    assert "Cannot write" in error
+    process = start(tmp_path, "--train_steps=16", limit=20_000)
+    assert process.wait() == 2 and len(process.error.splitlines()) == 1, process.error
+    assert "Cannot write" in process.error and "Traceback" not in process.output
     run = find_runs([tmp_path])[0].path
     assert not [path for path in run.rglob(".*") if path.is_file()] and not (run / "lock.json").exists()
     process = start(tmp_path, "--train_steps=16")  # there is room again
-    output, error = process.communicate(timeout=120)
-    assert process.returncode == 0 and len(accuracies(run)) == 2, error
+    assert process.wait() == 0 and len(accuracies(run)) == 2, process.error
 
 
 @pytest.mark.slow
 def test_the_run_folder_goes_away(tmp_path):
     process = start(tmp_path, "--train_steps=100000")
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")), process)
-    shutil.rmtree(next(tmp_path.iterdir()), ignore_errors=True)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 2 and len(error.splitlines()) == 1, error
-    assert "Cannot write" in error or "was moved or deleted" in error
+    shutil.rmtree(next(tmp_path.glob("digits*")), ignore_errors=True)
+    assert process.wait() == 2 and len(process.error.splitlines()) == 1, process.error
+    assert "Cannot write" in process.error or "was moved or deleted" in process.error
 
 
 @pytest.mark.slow
 def test_a_lost_reader_does_not_end_training(tmp_path):
     """As in `python cssl.py … | head -1`, and when a terminal is closed."""
-    process = start(tmp_path, "--train_steps=32")
+    process = subprocess.Popen([sys.executable, "cssl.py", *FLAGS, "--train_steps=32", f"--train_dir={tmp_path}"],
+                               cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "CSSL on digits" in process.stdout.readline()
     process.stdout.close()
     process.send_signal(signal.SIGHUP)
@@ -404,12 +399,7 @@ def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
     from test_scale import Workers
 
     arguments = ["cssl.py", *FLAGS, "--train_steps=16", f"--train_dir={tmp_path / 'runs'}"]
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # inherited; the chief alone writes
-    try:
-        workers = Workers(2, tmp_path / "full", *arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    workers = Workers(2, tmp_path / "full", *arguments, limit=20_000)  # the chief alone writes
     assert workers.codes(120) == [2, 2], workers.output(0) + workers.output(1)
     assert "Cannot write" in workers.output(0) and "Worker 0 met an error" in workers.output(1)
     with find_runs([tmp_path / "runs"])[0].lock.hold():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import invoke
+from helpers import Program, invoke
 
 from cssl import cli, method
 from cssl.cssl import CSSL
@@ -21,7 +21,6 @@ from libml import experiment
 from libml.results.metrics import METRICS
 from libml.run import Run, find_runs
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--dataset=digits.1@40-1", "--batch=8", "--uratio=2", "--filters=8", "--scales=1", "--report_kimg=0.0625",
         "--save_kimg=0.0625"]
 PLAIN = [*TINY, "--augment=d.d.x"]  # without CTAugment, whose graph takes longer to build than all the rest of a run
@@ -34,8 +33,7 @@ def only_run(folder) -> Path:
 
 
 def start(train_dir, flags):
-    return subprocess.Popen([sys.executable, "cssl.py", *flags, "--train_steps=48", f"--train_dir={train_dir}"],
-                            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Program(["cssl.py", *flags, "--train_steps=48", f"--train_dir={train_dir}"], train_dir)
 
 
 def wait_for_reports(process, folder, count, timeout=180):
@@ -154,7 +152,6 @@ def test_killed_at_random_moments_the_run_ends_bit_identical(finished, tmp_path,
         if wait_for_reports(process, tmp_path, already + 1):
             time.sleep(rng.uniform(0, 0.2))  # less than between two of the six reports: three kills leave some to do
         process.kill()
-        process.communicate()
     assert "Continuing from" in program(CSSL, *TINY, "--train_steps=48", f"--train_dir={tmp_path}").stdout
     run, (whole, _) = only_run(tmp_path), finished
     assert reports(run) == reports(whole)
@@ -172,10 +169,9 @@ def test_signals_save_and_the_next_start_continues_bit_identically(plain, tmp_pa
         already = sum(len(path.read_text().splitlines()) for path in tmp_path.rglob("metrics.jsonl"))
         assert wait_for_reports(process, tmp_path, already + 1)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == code, output
-        assert f"Stopped by {number.name}" in output and "Traceback" not in output
-        assert ("Continuing from" in output) == (times > 0)
+        assert process.wait() == code, process.error
+        assert f"Stopped by {number.name}" in process.output and "Traceback" not in process.output + process.error
+        assert ("Continuing from" in process.output) == (times > 0)
     assert "Continuing from" in program(CSSL, *PLAIN, "--train_steps=48", f"--train_dir={tmp_path}").stdout
     run = only_run(tmp_path)
     assert reports(run) == reports(plain) and state(run) == state(plain)
