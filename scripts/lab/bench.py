@@ -247,8 +247,8 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
             repeat: int = 4) -> Results:
     """Image files that are classified per second, against Keras's predict of one image after the other.
 
-    Both read the same JPEG files, of --side pixels, with Pillow and run the same network for --size pixels, WRN-28-2
-    unless told otherwise, with random weights. Keras gets fewer files, as its rate does not depend on them.
+    Both read the same JPEG files, of --side pixels, and run the same network, WRN-28-2 unless told otherwise. Keras
+    gets fewer files, as its rate does not depend on them.
     """
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, repeat=repeat, augment="d.d.x")
     names = [str(number) for number in range(CLASSES)]
@@ -278,12 +278,11 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
 def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -> Results:
     """Step time, images per second and peak memory over batch, width, replicas, workers, precision, XLA …
 
-    Every configuration runs in processes of its own: real ones over loopback for workers, logical CPU devices for
-    replicas where there is no GPU. One changes a single setting of the first (`size` has a batch of 4 throughout);
-    images count labelled and unlabelled, over all replicas. Memory holds as many as `unlabeled` says. Ten minutes or
-    more on 2 cores, bfloat16 far longer where the CPU has no instructions for it. The median of --steps counts;
-    --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws how time
-    and memory grow.
+    Every configuration runs in processes of its own (replicas are logical CPU devices where there is no GPU) and
+    changes a single setting of the first; `size` has a batch of 4 throughout. Images count labelled and unlabelled.
+    Ten minutes or more on 2 cores, bfloat16 far longer where the CPU has no instructions for it. The median of --steps
+    counts; --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws
+    how time and memory grow.
     """
     names = only.split(",") if only else list(SWEEP)
     try:
@@ -342,9 +341,8 @@ def growth(rows: list[dict], names: list[str]) -> Figure:
 def start(against: str = "", rounds: int = 3) -> Results:
     """Seconds from `python cssl.py --dataset=digits.1@40-1` to its first report, after 16 updates.
 
-    That is imports, data, network, tracing, compiling, updates, evaluation. "first" has no files of a run before,
-    "second" those of the first, and "continuation" goes on with the run of the second, which was stopped by a signal.
-    --against names the root of another checkout, to be measured beside this one.
+    "first" has no files of a run before, "second" those of the first, and "continuation" goes on with the run of the
+    second, which was stopped by a signal. --against names the root of another checkout, measured beside this one.
     """
     roots = {"this checkout": ROOT}
     if against:
