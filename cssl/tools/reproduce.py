@@ -22,6 +22,7 @@ from pathlib import Path
 import cssl
 from cssl import cli, tools
 from cssl.program import STOPPED, run_programs
+from libml.config import RunConfig
 from libml.devices.machine import usable_cores
 from libml.errors import UserError
 from libml.results import paper
@@ -66,9 +67,13 @@ class Job:
     def __str__(self) -> str:
         return "python " + shlex.join(self.arguments())
 
+    def config(self) -> RunConfig:
+        """Returns the run's configuration."""
+        return cli.configuration(cssl.method(self.method), self.arguments()[1:])
+
     def finished(self) -> Run | None:
         """Returns this run if it is on disk and has reached its end."""
-        config = cli.configuration(cssl.method(self.method), self.arguments()[1:])
+        config = self.config()
         run = Run(config.folder())
         return run if run.fulfils(config) else None
 
