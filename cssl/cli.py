@@ -150,12 +150,13 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
     if config.data.eval_ckpt:
         return evaluate(config, network)
     from libml import experiment
+    from libml.train import Interrupted
 
     if hasattr(signal, "SIGHUP"):  # a closed terminal does not end training; train.log goes on
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         experiment.train(config, network=network, strong=strong, environment=os.environ)
-    except experiment.Interrupted as interrupted:
+    except Interrupted as interrupted:
         return 128 + interrupted.signum
     return 0
 

@@ -7,10 +7,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,22 +23,22 @@ from libml.networks import applications
 if TYPE_CHECKING:
     from libml.data import SSLData
     from libml.learn.model import SSLModel
+    from libml.learn.options import SharedOptions
 
-HOUSEKEEPING: dict[str, Any] = dict(named=False, fixed=False, row=False)  # of options that change no result
+Value = TypeVar("Value", bool, int, float, str)
+Values: TypeAlias = "dict[str, Any]"  # by the names of options
+HOUSEKEEPING: Values = dict(named=False, fixed=False, row=False)  # of options that change no result
 MAX_KIMG = 1e12
 MAX_NAME = 250  # characters of a folder's name
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, above: float | None = None,
-           choices: tuple = (), also: str = "", named: bool | None = None, fixed: bool = True, row: bool = True,
-           local: bool = False, needs: str = "", flag: bool = True) -> Any:
-    """Declares one option of a dataclass of options.
+def option(default: Value, help: str, *, low: float | None = None, high: float | None = None,
+           above: float | None = None, choices: tuple = (), also: str = "", named: bool | None = None,
+           fixed: bool = True, row: bool = True, local: bool = False, needs: str = "", flag: bool = True) -> Value:
+    """Declares one option of a dataclass of options, of its default's type, with a line of help.
 
     Args:
-        default: also says the type: bool, int, float or str.
-        help: one line, with the paper's symbol.
-        low: smallest value.
-        high: largest value.
+        low, high: the smallest and the largest value.
         above: every value is larger than this.
         choices: all values of an option that is a word.
         also: the form of further values, which begin like it up to the colon.
@@ -56,7 +56,6 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
 
 
 def describe(options: type) -> dict[str, dataclasses.Field]:
-    """Returns the fields of a dataclass of options by name."""
     return {field.name: field for field in dataclasses.fields(options)}
 
 
@@ -79,8 +78,6 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """The network."""
-
     arch: str = option("resnet", "network; keras:NAME is one of keras.applications, such as keras:EfficientNetV2B0",
                        choices=("resnet", "cnn13", "shake", "mcdropresnet"), also="keras:NAME", named=True)
     weights: str = option("none", "initial weights of a keras:NAME network: imagenet (downloaded), none, or a file "
@@ -94,8 +91,6 @@ class NetworkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentOptions:
-    """Augmentation."""
-
     augment: str = option("d.d.d", "labelled.weak.strong or labelled.labelled_strong.weak.strong; weak: d default, m "
                                    "mirror, x none; strong: d CTAugment, x none, or a policy, which labelled images "
                                    "can have too: ra, rac, rac2 to rac9, r<N>_<M>_<C>, aa, aac (AutoAugment)",
@@ -129,8 +124,6 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOptions:
-    """Devices, machines and precision."""
-
     strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines "
                            "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
                            choices=("auto", "one", "mirrored", "multiworker"), **HOUSEKEEPING)
@@ -174,6 +167,7 @@ def _short(path: Path) -> str:
 def _checked(name: str, value: Any, field: Any) -> Any:
     """Returns a value in the option's type; OptionError if it is of another one or out of range."""
     kind, facts = type(field.default), field.metadata
+    low, high, above = facts["low"], facts["high"], facts["above"]
     value = value.item() if isinstance(value, np.generic) else value
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if kind is float and type(value) is int:
@@ -185,11 +179,9 @@ def _checked(name: str, value: Any, field: Any) -> Any:
     further = facts["also"] and value.startswith(facts["also"].split(":")[0] + ":")
     if facts["choices"] and value not in facts["choices"] and not further:
         raise OptionError(f"{name}={value}: expected {', '.join(filter(None, [*facts['choices'], facts['also']]))}.")
-    low, high, above = facts["low"], facts["high"], facts["above"]
     if kind is float and not -math.inf < value < math.inf:
         raise OptionError(f"{name}={value}: expected a finite number.")
-    if (above is not None and not value > above) or (low is not None and not value >= low) or (
-            high is not None and not value <= high):
+    if above is not None and value <= above or low is not None and value < low or high is not None and value > high:
         if high is not None:
             wanted = f"a number from {low} to {high}" if above is None else f"more than {above:g}, at most {high:g}"
         elif above == 0 or low == 1:
@@ -200,8 +192,8 @@ def _checked(name: str, value: Any, field: Any) -> Any:
     return value
 
 
-def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], values: dict[str, Any]) -> dict:
-    """Returns values by name in their options' types; OptionError for a bad one, or a name that is no option."""
+def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], values: Values) -> Values:
+    """Returns values in their options' types; OptionError for a bad one, or a name that is no option."""
     for name, value in values.items():
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
@@ -210,15 +202,14 @@ def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], v
     return {name: _checked(name, value, fields[name]) for name, value in values.items()}
 
 
-def make_options(method: type[SSLModel], options: Any, given: dict[str, Any]) -> Any:
-    """Returns the options of a model, checked: an instance of the method's `Options`, or values by name."""
+def make_options(method: type[SSLModel], options: SharedOptions | None, given: Values) -> SharedOptions:
+    """Returns the options of a model, given as an instance of the method's `Options` or by name, and then checked."""
     if options is not None and given:
         raise UserError(f"Got options and also {', '.join(given)}: put them all into options, or leave that out.")
     return options or method.Options(**_all_checked(method, describe(method.Options), given))
 
 
-def _presets(method: type[SSLModel], dataset: DatasetName, listing: files.Listing | None, given: dict[str, Any],
-             ) -> dict:
+def _presets(method: type[SSLModel], dataset: DatasetName, listing: files.Listing | None, given: Values) -> Values:
     """Returns what suits method, images, network and dataset where the user says nothing; what comes later wins."""
     arch, by_method = given.get("arch", ""), method.presets
     presets = {**by_method.get("any", {}), **by_method.get(f"{dataset.labels} labels", {})}
@@ -244,7 +235,7 @@ class RunConfig:
     """
 
     method: type[SSLModel]
-    options: Any  # the method's own, an instance of `method.Options`
+    options: SharedOptions  # the method's own, an instance of `method.Options`
     data: DataOptions
     network: NetworkOptions
     augmentation: AugmentOptions
@@ -262,57 +253,52 @@ class RunConfig:
 
     @classmethod
     def fields(cls, method: type[SSLModel]) -> dict[str, dataclasses.Field]:
-        """Returns all options of a method by name."""
         return {name: field for group in cls.groups(method).values() for name, field in describe(group).items()}
 
     @classmethod
     def of(cls, method: type[SSLModel], *, train_steps: int | None = None, listing: files.Listing | None = None,
            **given: Any) -> RunConfig:
-        """Makes a configuration: what is given, else presets of method and dataset, else defaults; all checked.
+        """Makes a configuration of a method: of options by name, else presets, else defaults; all checked.
 
         Args:
-            method: the class.
             train_steps: length in updates, instead of `train_kimg`.
             listing: the files of a dataset that is a path alone, where they are known.
-            **given: options by name.
         """
         fields = cls.fields(method)
-        defaults: dict[str, Any] = {name: field.default for name, field in fields.items()}
+        defaults: Values = {name: field.default for name, field in fields.items()}
         given = _all_checked(method, fields, given)
         if train_steps is not None and "train_kimg" in given:
             raise UserError("--train_steps and --train_kimg both say how long to train; give one of them.")
         if train_steps is not None and (type(train_steps) is not int or not 0 < train_steps < 2 ** 53):
             raise OptionError(f"train_steps={train_steps}: expected a positive number.")
-        dataset = given.get("dataset", defaults["dataset"])
-        name = parse_name(dataset)
+        values = defaults | given
+        name = parse_name(values["dataset"])
         if method.uses_all_labels:
             name = dataclasses.replace(name, labels=None)
-            dataset = str(name)
         if name.is_whole and listing is None:
             listing = files.listing(files.expand("dataset", name.path), name.is_csv)
         presets = _presets(method, name, listing, given)
         if train_steps is not None:
-            given["train_kimg"] = train_steps * (defaults | presets | given)["batch"] / 1024
+            given["train_kimg"] = train_steps * (values | presets)["batch"] / 1024
             presets = _presets(method, name, listing, given)
-        values = defaults | presets | given | {"dataset": dataset}
+        values = defaults | presets | given | ({"dataset": str(name)} if method.uses_all_labels else {})
         width = values["image_size"] if name.path or name.is_arrays else name.entry.width
         values["scales"] = values["scales"] or applications.default_scales(width)
         return cls._build(method, values, given, presets, listing)
 
     @classmethod
-    def _build(cls, method: type[SSLModel], values: dict[str, Any], given: Iterable[str], presets: Iterable[str] = (),
+    def _build(cls, method: type[SSLModel], values: Values, given: Collection[str], presets: Collection[str] = (),
                listing: files.Listing | None = None) -> RunConfig:
-        """Makes a configuration of all values; OptionError for what cannot be, alone or together."""
+        """Makes a configuration of values, else defaults; OptionError for what cannot be, alone or together."""
         values = _all_checked(method, cls.fields(method), values)
         options, data, network, augmentation, training, scale = (
-            kind(**{name: values[name] for name in describe(kind)}) for kind in cls.groups(method).values())
-        config = cls(method, options, data, network, augmentation, training, scale, frozenset(given),
-                     frozenset(presets), listing)
-        config._check()
-        return config
+            kind(**{name: values[name] for name in describe(kind) if name in values})
+            for kind in cls.groups(method).values())
+        return cls(method, options, data, network, augmentation, training, scale, frozenset(given), frozenset(presets),
+                   listing)
 
-    def _check(self) -> None:
-        """What one option alone does not tell."""
+    def __post_init__(self) -> None:
+        """Checks what one option alone does not tell."""
         training, precision = self.training, self.scale.mixed_precision
         if 0 < training.schedule_kimg < training.train_kimg:
             raise OptionError(f"schedule_kimg={training.schedule_kimg} is shorter than --train_kimg="
@@ -354,22 +340,18 @@ class RunConfig:
 
     @property
     def dataset(self) -> DatasetName:
-        """The dataset's name, parsed."""
         return parse_name(self.data.dataset)
 
-    def values(self) -> dict[str, Any]:
-        """Returns all options by name."""
+    def values(self) -> Values:
         groups = (self.options, self.data, self.network, self.augmentation, self.training, self.scale)
         return {name: getattr(group, name) for group in groups for name in describe(type(group))}
 
     @property
     def updates(self) -> int:
-        """The number of updates."""
         return math.ceil(self.training.train_kimg * 1024 / self.options.batch)
 
     @property
     def report_updates(self) -> int:
-        """Updates between reports."""
         return max(1, round(self.training.report_kimg * 1024 / self.options.batch))
 
     @property
@@ -403,18 +385,15 @@ class RunConfig:
         return self.of(self.method, listing=data.listing, **given)
 
     def to_json(self) -> str:
-        """Returns args.json."""
         return json.dumps({"method": self.method.__name__, **self.values()}, indent=1)
 
     @classmethod
-    def from_json(cls, method: type[SSLModel], stored: str | dict) -> RunConfig:
-        """Reads args.json, of another version too: options it does not have are at their defaults."""
-        values = json.loads(stored) if isinstance(stored, str) else stored
-        fields = cls.fields(method)
-        return cls._build(method, {name: values.get(name, field.default) for name, field in fields.items()},
-                          values.keys() & fields.keys())
+    def from_json(cls, method: type[SSLModel], stored: Values) -> RunConfig:
+        """Makes the configuration of args.json, of another version too, which had other options."""
+        values = {name: value for name, value in stored.items() if name in cls.fields(method)}
+        return cls._build(method, values, values)
 
-    def differences(self, stored: dict) -> dict[str, tuple[Any, Any]]:
+    def differences(self, stored: Values) -> dict[str, tuple]:
         """Returns what a stored configuration computes differently: name -> (stored, this)."""
         fields, values = self.fields(self.method), self.values()
         stored = {name: field.default for name, field in fields.items()} | stored

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,32 +34,27 @@ from libml.networks.layers import dtype_policy
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
 from libml.run import Run
-from libml.train import Hook, Interrupted, Trainer, checkpoint_of
+from libml.train import Hook, Trainer
 
 if TYPE_CHECKING:
     from libml.networks.custom import Builder
-
-__all__ = ["Interrupted", "build", "evaluate", "load", "restore", "train"]
 
 PAPER_KIMG = 65536
 # Compiled views on a CPU: seconds to compile them, and what that spares an update, altogether and for each pixel.
 COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 
 
-def load(config: RunConfig) -> SSLData:
-    """Loads the images of a run."""
-    options = config.data
-    return libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
-
-
-def divided(config: RunConfig, data: SSLData) -> SSLData:
-    """Returns the data as the method divides it: with calibration images, where it asks for a share of them."""
-    data = data if config.data.mirror else dataclasses.replace(data, mirror=False)
-    return libml.data.hold_out(data, getattr(config.options, "calibration", 0.0))
+def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
+    """Returns the images of a run, loaded unless they are at hand, as its method divides them: with calibration images,
+    where it asks for a share of them."""
+    options, share = config.data, getattr(config.options, "calibration", 0.0)
+    data = data or libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
+    data = data if options.mirror else dataclasses.replace(data, mirror=False)
+    return libml.data.hold_out(data, share) if share else data
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
-    """Returns what the model of a run has to know of data that `divided` has divided."""
+    """Returns what the model of a run has to know of its data."""
     return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
 
 
@@ -74,7 +69,7 @@ def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -
 
 def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,
           strong: Callable | None = None) -> SSLModel:
-    """Builds network, augmenter and model for data of `divided`, for the strategy in whose scope this is called."""
+    """Builds network, augmenter and model for data of `load`, for the strategy in whose scope this is called."""
     augmentation, scale, seed = config.augmentation, config.scale, config.training.seed
     data = data if isinstance(data, DataFacts) else facts_of(config, data)
     options = config.options
@@ -142,11 +137,14 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         distribute.check_jit(config.scale, strategy.num_replicas_in_sync, config.method)
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         with group.errors_stop_all():
-            run, data, facts = _prepare(config, data, network, strong, strategy, group.size)
+            run, facts = _prepare(config, data, network, strong, strategy, group.size)
         group.check_same({"own": [run.config.network.own_network, run.config.augmentation.own_strong]})
-        trainer = Trainer(run, data, strategy, hooks, group)
-        with trainer.claimed(environment_facts(), facts):
+        trainer = Trainer(run, strategy, hooks, group)
+        with ExitStack() as stack:
             with group.errors_stop_all():
+                if trainer.is_chief:  # holds the folder, which from here on describes this run
+                    stack.enter_context(run.lock.hold())
+                    run.claim(run.config, environment_facts(), facts.to_dict())
                 _announce(trainer)
             started = time.perf_counter()
             trainer.train()
@@ -171,23 +169,19 @@ def _check_custom(config: RunConfig, network: Builder | None, strong: Callable |
 
 
 def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, strong: Callable | None,
-             strategy: tf.distribute.Strategy, processes: int) -> tuple[Run, SSLData, DataFacts]:
-    """Returns the run, whose configuration data and custom parts have completed, its data divided, and their facts."""
-    if data is None:
-        data = load(config)
-    else:
+             strategy: tf.distribute.Strategy, processes: int) -> tuple[Run, DataFacts]:
+    """Returns the run, whose configuration data and custom parts have completed, and the facts of its data."""
+    if data is not None:
         config = config.with_data(data)
+    data = load(config, data)
     check_memory = partial(memory.check, config, data.image_shape, usable_memory(), processes=processes,
                            weights_only=bool(tf.config.list_physical_devices("GPU")))
     if network is None:  # of another nothing is known
         check_memory()
-    begun = config
-    if config.network.weights != "none" and Run(config.folder()).checkpoints():
-        begun = config.replace(weights="none")  # a checkpoint has them; the file may be gone
-    parts = divided(config, data)
-    facts = facts_of(config, parts)
-    with strategy.scope():
-        model = build(begun, facts, network, strong)
+    begun = Run(config.folder()).checkpoints()
+    facts = facts_of(config, data)
+    with strategy.scope():  # a checkpoint has the initial weights; their file may be gone
+        model = build(config.replace(weights="none") if begun else config, facts, network, strong)
     if network is None:
         check_memory(model=model)
     config = custom.with_fingerprints(config, model, network, strong)
@@ -195,7 +189,7 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
     if config.data.whiten and run.checkpoints() and run.facts_file.exists():  # another version computed other ones
         model.image_statistics = run.facts.image_statistics
         facts = dataclasses.replace(facts, image_statistics=model.image_statistics)
-    return run, parts, facts
+    return run, facts
 
 
 def commit_of(root: Path) -> str:
@@ -316,7 +310,7 @@ def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     model = build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
     custom.with_fingerprints(config, model, run.network, None)
     try:
-        checkpoint_of(model).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
+        tf.train.Checkpoint(**model.checkpoint_items()).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {run.checkpoint} cannot be read as {config.method.__name__} on "
@@ -330,7 +324,7 @@ def evaluate(run: Run, data: SSLData | None = None) -> dict[str, float]:
         data = run.data
     else:
         check_fits(run.facts, data)
-    data = divided(run.config, data)
+        data = load(run.config, data)
     scores, test = evaluate_all(Evaluator(run.model, tf.distribute.get_strategy()), data)
     for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):
         if not np.isnan(value):

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 LAST = (1, 10, 20, 50)
 CHECKPOINT = "model.ckpt"
+LENGTHEN = ("The learning rate's cosine spans the first length of a run; one that is to be lengthened needs its final "
+            "length as --schedule_kimg from the start. Use the same length")
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
 
 
@@ -56,17 +58,14 @@ def _is_number(value: object) -> bool:
 
 
 class Run:
-    """A run of `train`, finished or not.
+    """A run of `train`, finished or not. What is not at hand (config, data, model) is read when it is asked for.
 
     Args:
         path: its folder.
         checkpoint: prefix of the checkpoint that the model is read from; the newest by default.
         method: returns a method's class by its name.
-        config: the configuration, where it is known already; else args.json has it.
-        data: the run's images, where they are at hand.
         data_dir: folder of the TFDS datasets; that of the run by default.
         network: the function that builds the network, of a run with a custom one.
-        model: the trained model, where it is at hand.
     """
 
     def __init__(self, path: str | Path, *, checkpoint: str = "", method: Callable[[str], type[SSLModel]] | None = None,
@@ -126,12 +125,10 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The name of the method."""
         return str(self.settings.get("method", "?"))
 
     @property
     def dataset(self) -> DatasetName:
-        """The dataset's name, parsed."""
         text = str(self.settings.get("dataset", "?"))
         try:
             return parse_name(text)
@@ -149,8 +146,8 @@ class Run:
 
     @property
     def reports(self) -> list[dict]:
-        """The reports in the order of their steps, from metrics.jsonl and, where that is absent or damaged, from the
-        event files. They are read once."""
+        """The reports by step, from metrics.jsonl or, where that is absent or damaged, from the event files; read once.
+        """
         if self._reports is None:
             self.read()
         assert self._reports is not None
@@ -233,8 +230,7 @@ class Run:
         from libml import experiment
 
         if not self.facts_file.exists():
-            data = self._data or experiment.load(self.config)
-            return experiment.facts_of(self.config, experiment.divided(self.config, data))
+            return experiment.facts_of(self.config, self._data or experiment.load(self.config))
         try:
             return experiment.DataFacts.from_dict(json.loads(self.facts_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -243,7 +239,8 @@ class Run:
 
     @property
     def data(self) -> SSLData:
-        """The run's images, loaded when they are asked for; UserError if they are not those of its model."""
+        """The run's images, as its method divides them, loaded when they are asked for; UserError if they are not those
+        of its model."""
         if self._data is None:
             from libml import experiment
 
@@ -307,11 +304,7 @@ class Run:
                 raise UserError(f"{self.args} is not readable ({error}). Move {self.path} away to start a new run.") \
                     from error
             for name, (here, there) in differences.items():
-                advice = "Use the same value"
-                if name == "schedule_kimg":
-                    advice = ("The learning rate's cosine spans the first length of a run; one that is to be "
-                              "lengthened needs its final length as --schedule_kimg from the start. Use the same "
-                              "length")
+                advice = LENGTHEN if name == "schedule_kimg" else "Use the same value"
                 raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
                                 f"{advice}, or another --train_dir or --rerun.")
         for folder in (self.args.parent, self.checkpoint_dir, self.stats, self.path):
@@ -331,7 +324,6 @@ class Run:
                 file.unlink(missing_ok=True)
 
     def add_report(self, report: dict) -> None:
-        """Appends a report."""
         self.lock.check()
         reports = self.reports
         with writing(self.report_file), self.report_file.open("a", encoding="utf-8") as file:
@@ -351,7 +343,6 @@ class Run:
         return kept
 
     def write_arrays(self, name: str, **arrays: Any) -> None:
-        """Writes stats/<name>.npz."""
         write_atomically(self.stats / f"{name}.npz", lambda file: np.savez(file, **arrays))
 
     def write_rates(self, rates: np.ndarray, description: dict) -> None:
@@ -370,7 +361,6 @@ class Run:
         return written
 
     def log(self, text: str) -> None:
-        """Appends a line to train.log."""
         with writing(self.log_file), self.log_file.open("a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(text + "\n")
 
@@ -424,8 +414,7 @@ def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
 
 
 def find_checkpoint(text: str | Path) -> str:
-    """Returns the prefix of a checkpoint by its file, or of the newest in a run, its folder tf, or above a single run.
-    """
+    """Returns the prefix of a checkpoint by its file, or of the newest in a run, its folder tf, or above a lone run."""
     path, prefixes = files.expand("eval_ckpt", str(text)), list[str]()
     if path.is_dir():
         runs = [args.parent.parent for args in sorted(path.rglob("args/args.json"))]
@@ -446,13 +435,13 @@ def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None
              data_dir: str = "", network: Builder | None = None) -> Run:
     """Opens a run by what `find_checkpoint` takes; further arguments as `Run` has them."""
     prefix = find_checkpoint(text)
-    run = Run(Path(prefix).parent.parent, checkpoint=prefix, method=method, data=data, data_dir=data_dir,
-              network=network)
+    run = Run(Path(prefix).parent.parent, checkpoint=prefix, method=method, data_dir=data_dir, network=network)
     if not run.args.exists():
         raise UserError(f"{text} is not in a run folder, which would describe its model.")
     if data is not None:
         from libml import experiment
 
+        run._data = experiment.load(run.config, data)
         experiment.check_fits(run.facts, data)
     return run
 

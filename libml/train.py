@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from libml.augment.augmenter import to_float
 from libml.augment.ops import OPS
-from libml.data import DataFacts, SSLData, batches
+from libml.data import SSLData, batches
 from libml.devices.distribute import ProcessGroup
 from libml.errors import UserError
 from libml.learn import monitors
@@ -67,11 +67,6 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def checkpoint_of(model: SSLModel, **extra) -> tf.train.Checkpoint:
-    """Returns a checkpoint object over everything in the model."""
-    return tf.train.Checkpoint(**model.checkpoint_items(), **extra)
-
-
 def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], log: Callable[[str], None]) -> str | None:
     """Restores the newest checkpoint that can be read, warning about damaged ones; None if there is none."""
     for path in reversed(paths):
@@ -88,35 +83,26 @@ def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], log: Calla
 
 
 class Trainer:
-    """Trains the model of a run to the end of its schedule, from wherever its folder left off.
-
-    Args:
-        run: its files, configuration, and model, created under `strategy.scope()`.
-        data: what to train on, as `experiment.divided` divides it.
-        strategy: where to run.
-        hooks: called after every report.
-        group: the processes that run it, where that is known already.
-    """
+    """Trains a run, whose model was made under `strategy.scope()`, to the end, from wherever its folder left off."""
 
     _writer: tf.summary.SummaryWriter  # of the chief, once it has dropped the reports that come again
     _bar: tqdm | None = None
 
-    def __init__(self, run: Run, data: SSLData, strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (),
+    def __init__(self, run: Run, strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (),
                  group: ProcessGroup | None = None):
-        self.run, self.data, self.strategy, self.group = run, data, strategy, group or ProcessGroup(strategy)
-        model, config = run.model, run.config
-        self.model, self.config, self.is_chief = model, config, self.group.rank == 0
-        self.batch, self.options = model.options.batch, config.training
-        self.uratio = model.options.uratio if model.uses_unlabeled else 0
-        self.updates, self.total_updates = 0, config.updates
-        self.report_updates = config.report_updates
+        self.run, self.strategy, self.group = run, strategy, group or ProcessGroup(strategy)
+        self.is_chief = self.group.rank == 0
+        self.data, self.model, self.config = run.data, run.model, run.config
+        self.batch = self.model.options.batch
+        self.uratio = self.model.options.uratio if self.model.uses_unlabeled else 0
+        self.updates, self.total_updates, self.report_updates = 0, self.config.updates, self.config.report_updates
         callbacks = [hook for hook in hooks if isinstance(hook, keras.callbacks.Callback)]
         self.hooks = [hook for hook in hooks if hook not in callbacks]
-        self.callbacks = keras.callbacks.CallbackList(callbacks, model=model)
+        self.callbacks = keras.callbacks.CallbackList(callbacks, model=self.model)
         self.scalar_names: list[str] = []
         self.totals = tf.Variable(tf.zeros([CAPACITY + 1], tf.float64), trainable=False)  # sums since the last report
-        self.evaluator = Evaluator(model, strategy)
-        self.checkpoint = checkpoint_of(model, totals=self.totals)
+        self.evaluator = Evaluator(self.model, strategy)
+        self.checkpoint = tf.train.Checkpoint(**self.model.checkpoint_items(), totals=self.totals)
 
     def log(self, text: str) -> None:
         """Writes a line to the terminal, without tearing the progress bar, and to the log file."""
@@ -128,16 +114,6 @@ class Trainer:
         except OSError:  # the reader is gone; that does not end training, nor shall the end of the program complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         self.run.log(text)
-
-    @contextmanager
-    def claimed(self, environment: dict, facts: DataFacts) -> Iterator[None]:
-        """Holds the run's folder, which then describes this run; of several processes, the chief does."""
-        with ExitStack() as stack:
-            with self.group.errors_stop_all():
-                if self.is_chief:
-                    stack.enter_context(self.run.lock.hold())
-                    self.run.claim(self.config, environment, facts.to_dict())
-            yield
 
     # From where the run left off.
 
@@ -167,10 +143,8 @@ class Trainer:
         return updates
 
     def _check_nothing_is_lost(self) -> None:
-        """Without a checkpoint a run starts from nothing, and its reports with it: not if there must have been one.
-
-        A killed run may have reported where its first checkpoint was due, but nothing after that.
-        """
+        """Refuses to start anew where reports show that there was a checkpoint: a killed run may have reported where
+        its first one was due, but nothing after that."""
         reports = self.run.reports
         if reports and reports[-1]["step"] > self.config.save_updates * self.batch:
             kimg = reports[-1]["step"] / 1024
@@ -202,7 +176,7 @@ class Trainer:
         """Compiles the step before anything depends on it; goes on without XLA if it cannot."""
         run = tf.function(lambda batch: self.strategy.run(self.model.trial_loss, args=(batch,)), autograph=False)
         try:
-            run(next(self._batches(updates)))
+            run(next(distributed_batches(self.model, self.data, self.strategy, updates)))
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
             reason = next((line for line in error.message.splitlines() if "nsupported" in line or "XLA" in line),
                           error.message.splitlines()[0])
@@ -212,7 +186,7 @@ class Trainer:
     def _compile_views(self) -> None:
         """Has XLA compile the views, in a thread of its own, while this one traces the step; beside nothing else that
         is compiled."""
-        spec = batches(self.data, batch=self.batch, uratio=self.uratio).element_spec
+        spec = self.data.dataset(self.model).element_spec
         nothing = {name: tf.zeros(part.shape, part.dtype) for name, part in spec.items()}
         views = tf.function(lambda batch: self.strategy.run(self.model.make_views, args=(batch,)),
                             autograph=False).get_concrete_function(spec)
@@ -225,10 +199,6 @@ class Trainer:
         thread.start()
         if self.model.jit:
             thread.join()
-
-    def _batches(self, start: int):
-        return distributed_batches(self.data, self.strategy, batch=self.batch, uratio=self.uratio,
-                                   seed=self.options.seed, start_step=start)
 
     def train(self) -> None:
         """Trains to the end, or until a callback stops it. Raises Interrupted after a signal."""
@@ -249,7 +219,7 @@ class Trainer:
     def _train(self, signals: list[int]) -> None:
         if self.model.jit:
             self._try_jit(self.updates)
-        iterator = self._batches(self.updates)
+        iterator = distributed_batches(self.model, self.data, self.strategy, self.updates)
         run = update_loop(self.model, self.strategy, self.totals, self.scalar_names)
         clock = _Clock(self.batch * (1 + self.uratio))
         chunk = 1
@@ -365,7 +335,7 @@ class Trainer:
                 with self._whole_or_error("checkpoint"):
                     self.checkpoint.save_counter.assign_add(1)
                     self.checkpoint.write(self.run.checkpoint_at(self.updates * self.batch))
-                self.run.keep_checkpoints(self.options.keep_ckpt)
+                self.run.keep_checkpoints(self.config.training.keep_ckpt)
 
     @contextmanager
     def _whole_or_error(self, what: str) -> Iterator[None]:
@@ -457,11 +427,12 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
     return run
 
 
-def distributed_batches(data: SSLData, strategy: tf.distribute.Strategy, **arguments) -> Iterator:
-    """Returns the batches of `libml.data.batches`, shared out to the replicas of a strategy."""
+def distributed_batches(model: SSLModel, data: SSLData, strategy: tf.distribute.Strategy, start: int = 0) -> Iterator:
+    """Returns the batches of a model's updates from `start` on, shared out to the replicas of a strategy."""
     def make(context: tf.distribute.InputContext):
         local = strategy.num_replicas_in_sync // context.num_input_pipelines
-        return batches(data, num_shards=strategy.num_replicas_in_sync,
-                       first_shard=context.input_pipeline_id * local, local_shards=local, **arguments)
+        return batches(data, batch=model.options.batch, uratio=model.options.uratio if model.uses_unlabeled else 0,
+                       seed=model.seed, start_step=start, num_shards=strategy.num_replicas_in_sync,
+                       first_shard=context.input_pipeline_id * local, local_shards=local)
 
     return iter(strategy.distribute_datasets_from_function(make))

@@ -123,8 +123,8 @@ class SSLData(sources.Images):
         return mean.astype(np.float32), deviation.astype(np.float32)
 
     def held_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns validation images and labels, without labelled training images: the published splits overlap."""
-        chosen = np.setdiff1d(self.valid, self.labeled)
+        """Returns validation images and labels, without images whose label was used: the published splits overlap."""
+        chosen = np.setdiff1d(self.valid, np.concatenate([self.labeled, self.calibration]))
         chosen = chosen[self.labels[chosen] >= 0]
         return self.images[chosen], self.labels[chosen]
 

@@ -2,6 +2,7 @@
 
 TensorFlow's SlurmClusterResolver sorts hosts by name, node10 before node9: then its tasks are not SLURM's ranks.
 """
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -16,12 +17,11 @@ def expand_hosts(expression: str) -> list[str]:
     """Expands a SLURM host list such as node[01-03,07],login or r[1-2]n[3-4] (the last bracket runs fastest)."""
     if not re.fullmatch(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?:,(?:[^,\[\]]|\[[^\[\]]+\])+)*", expression):
         raise UserError(f"Malformed SLURM host list {expression!r}; expected something like node[01-03,07].")
-    hosts = []
+    hosts: list[str] = []
     for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", expression):
-        names = [""]
-        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
-            names = [name + piece for name in names for piece in ([literal] if literal else _numbers(ranges))]
-        hosts += names
+        pieces = [[literal] if literal else _numbers(ranges)
+                  for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item)]
+        hosts += map("".join, itertools.product(*pieces))
     return hosts
 
 
@@ -52,9 +52,6 @@ def slurm_cluster(environment: Mapping[str, str]) -> dict | None:
 
     Needs SLURM's default (block) placement of tasks, and ports that jobs sharing a node do not both compute.
     """
-    def get(name):
-        return environment.get(f"SLURM_STEP_{name}") or environment.get(f"SLURM_{name}")
-
     def number(*names: str, default: int) -> int:
         name = next((name for name in names if environment.get(name)), "")
         if name and not re.fullmatch(r"\d{1,9}", environment[name]):
@@ -66,7 +63,7 @@ def slurm_cluster(environment: Mapping[str, str]) -> dict | None:
     if tasks < 2 or not expression:
         return None
     hosts = expand_hosts(expression)
-    per_node = get("TASKS_PER_NODE")
+    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
     counts = (tasks_per_node(per_node) if per_node
               else [len(share) for share in np.array_split(range(tasks), len(hosts))])
     port = FIRST_PORT + number("SLURM_JOB_ID", default=0) % PORTS

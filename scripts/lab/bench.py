@@ -98,8 +98,7 @@ def updates_of(config: RunConfig, dataset: SSLData, strategy: tf.distribute.Stra
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         model = experiment.build(config, dataset)
-    batches = distributed_batches(dataset, strategy, batch=config.options.batch,
-                                  uratio=config.options.uratio if model.uses_unlabeled else 0)
+    batches = distributed_batches(model, dataset, strategy)
     loop = update_loop(model, strategy)
     return model, batches, lambda count=1: loop(batches, tf.constant(count, tf.int64)).numpy()
 
@@ -388,7 +387,7 @@ def _one_method(method: str, flags: list[str], rounds: int) -> dict[str, Any]:
     seconds, images = {}, {}
     for name in dict.fromkeys(("fixmatch", method)):
         config = cli.configuration(cssl.method(name), [name, "--dataset=cifar10.1@40-1", *flags])
-        model, batches, updates = updates_of(config, experiment.divided(config, noise(32)))
+        model, batches, updates = updates_of(config, experiment.load(config, noise(32)))
         seconds[name], images[name] = timed(updates), _passes(model, next(batches))
     best = take_turns(rounds, **seconds)
     ratio, explained = best[method] / best["fixmatch"], images[method] / images["fixmatch"]

@@ -536,7 +536,7 @@ def test_a_listing_belongs_to_its_dataset(folder, tmp_path):
     config = RunConfig.of(CSSL, dataset=f"folder:{folder}")
     assert config.replace(seed=1).listing is config.listing is not None
     assert config.replace(dataset="digits.1@40-1").listing is None
-    assert RunConfig.from_json(CSSL, config.to_json()) == config
+    assert RunConfig.from_json(CSSL, json.loads(config.to_json())) == config
 
 
 # The documents.

@@ -242,7 +242,7 @@ def small_trainer(replicas, digits, folder, steps):
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=steps, report_kimg=2 * 8 / 1024,
                           save_kimg=2 * 8 / 1024, schedule_kimg=1.0)
     Run(folder).claim(config, {})
-    return Trainer(Run(folder, config=config, model=model), digits, strategy)
+    return Trainer(Run(folder, config=config, data=digits, model=model), strategy)
 
 
 @pytest.mark.slow

@@ -383,7 +383,7 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
     assert "| CSSL" in invoke("table", tmp_path / "whole").stdout
     with pytest.raises(UserError, match="a network of its own, tiny_net-.*: give the function that builds it"):
         cssl.open(path).evaluate()
-    stored = RunConfig.from_json(CSSL, whole.args.read_text())
+    stored = RunConfig.from_json(CSSL, whole.settings)
     with pytest.raises(UserError, match="a strong augmentation of its own, turned: give it, as strong="):
         train(stored, network=tiny_net)
     assert train(stored, network=tiny_net, strong=turned).model.fingerprint() == whole.model.fingerprint()

@@ -14,7 +14,7 @@ from libml.augment import Augmenter
 from libml.config import RunConfig
 from libml.learn.update import Packing
 from libml.run import Run
-from libml.train import Trainer, update_loop
+from libml.train import Trainer, distributed_batches, update_loop
 
 CONTROL = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "Switch", "Enter"}
 
@@ -75,7 +75,11 @@ def digits():
 def trainer(model, digits, folder, **settings):
     config = RunConfig.of(type(model), dataset="digits.1@40-1", batch=model.options.batch, train_steps=4, **settings)
     Run(folder).claim(config, {})
-    return Trainer(Run(folder, config=config, model=model), digits, tf.distribute.get_strategy())
+    return Trainer(Run(folder, config=config, data=digits, model=model), tf.distribute.get_strategy())
+
+
+def batches_of(run, start=0):
+    return distributed_batches(run.model, run.data, run.strategy, start)
 
 
 def own_network():
@@ -92,8 +96,8 @@ def test_a_loop_that_carries_the_state_makes_the_same_updates(network, digits, t
     for ours, theirs in zip(looped.ema_weights, stepped.ema_weights, strict=True):
         theirs.assign(ours)
     run = trainer(looped, digits, tmp_path)
-    update_loop(looped, run.strategy)(run._batches(0), tf.constant(3, tf.int64))
-    batches, step = run._batches(0), tf.function(stepped.train_on_bytes, autograph=False)
+    update_loop(looped, run.strategy)(batches_of(run), tf.constant(3, tf.int64))
+    batches, step = batches_of(run), tf.function(stepped.train_on_bytes, autograph=False)
     for _ in range(3):
         step(next(batches))
     assert looped.fingerprint() == stepped.fingerprint()
@@ -114,9 +118,9 @@ def test_a_loop_tells_the_first_update_that_is_not_finite(digits, tmp_path):
     """Even where those after it are finite again."""
     run = trainer(build(Breaking), digits, tmp_path)
     loop = update_loop(run.model, run.strategy, run.totals, run.scalar_names)
-    last = loop(run._batches(0), tf.constant(2, tf.int64)).numpy()
+    last = loop(batches_of(run), tf.constant(2, tf.int64)).numpy()
     assert np.isfinite(last).all() and last[-1] == 2 and run.totals[-1] == 2
-    last = loop(run._batches(2), tf.constant(3, tf.int64)).numpy()
+    last = loop(batches_of(run, 2), tf.constant(3, tf.int64)).numpy()
     values = dict(zip(run.scalar_names, last[-len(run.scalar_names) - 1:], strict=False))
     assert last[-1] == 1 and values["losses/broken"] == np.inf and np.isfinite(values["losses/xe"])
     assert run.totals[-1] == 5 and np.isinf(run._means()["losses/broken"])
@@ -129,8 +133,8 @@ def test_kernels_of_an_update(digits, tmp_path):
     model = build(CSSL, network)
     model.augmenter.jit_compile = model.augmenter.on_gpu = True
     run = trainer(model, digits, tmp_path)
-    function = update_loop(model, run.strategy, run.totals).get_concrete_function(run._batches(0),
-                                                                                 tf.constant(1, tf.int64))
+    loop = update_loop(model, run.strategy, run.totals)
+    function = loop.get_concrete_function(batches_of(run), tf.constant(1, tf.int64))
     definition = function.graph.as_graph_def()
     kernels, inside = kernels_of_loop(definition)
     count = Counter(node.op for node in kernels)

@@ -148,8 +148,8 @@ def test_what_xla_cannot_compile_runs_without(method, compiles, tmp_path, capsys
     model = make_model(method=method, jit=True, augmenter=augmenter, classes=10, size=16)
     config = RunConfig.of(method, dataset="digits.1@40-1", batch=8, uratio=2, train_steps=2)
     Run(tmp_path).claim(config, {})
-    run = Run(tmp_path, config=config, model=model)
-    Trainer(run, load("digits.1@40-1", tmp_path), tf.distribute.get_strategy()).train()
+    run = Run(tmp_path, config=config, data=load("digits.1@40-1", tmp_path), model=model)
+    Trainer(run, tf.distribute.get_strategy()).train()
     assert int(model.updates.numpy()) == 2
     assert ("warning: XLA cannot compile" in capsys.readouterr().out) != compiles
     assert model.jit == compiles

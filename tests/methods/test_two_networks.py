@@ -11,7 +11,6 @@ from libml import networks
 from libml.learn import losses, mixing
 from libml.learn.model import SSLModel
 from libml.learn.step import Step
-from libml.train import checkpoint_of
 
 PLAIN = dict(dropout=0.0, warmup_pos=0.0, wait_pos=0.0)
 
@@ -294,10 +293,10 @@ def assert_resumes(build, views, folder):
     half = len(views) // 2
     for update, batch in enumerate(views):
         if update == half:
-            path = checkpoint_of(whole).write(str(folder / "checkpoint"))
+            path = tf.train.Checkpoint(**whole.checkpoint_items()).write(str(folder / "checkpoint"))
         whole.train_on_views(batch)
     assert whole.fingerprint() != second.fingerprint()
-    checkpoint_of(second).read(path).assert_consumed()
+    tf.train.Checkpoint(**second.checkpoint_items()).read(path).assert_consumed()
     for batch in views[half:]:
         second.train_on_views(batch)
     assert whole.fingerprint() == second.fingerprint()

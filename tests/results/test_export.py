@@ -26,7 +26,6 @@ from libml.data import DataFacts, sources
 from libml.errors import UserError
 from libml.results import calibration, export, metrics, predict
 from libml.run import Run
-from libml.train import checkpoint_of
 from libml.writing import unfinished
 
 # A program that has never heard of this one: it writes what each file of an export predicts.
@@ -378,7 +377,7 @@ def test_half_precision_is_exported_in_float32(tmp_path):
     model = experiment.build(config, facts)
     folder = Run(tmp_path / "run")
     folder.claim(config, {}, facts.to_dict())
-    checkpoint_of(model).write(folder.checkpoint_at(0))
+    tf.train.Checkpoint(**model.checkpoint_items()).write(folder.checkpoint_at(0))
     single = experiment.restore(Run(folder.path, config=config), config.replace(mixed_precision="off"))
     x = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype(np.float32)
     inputs = keras.Input((16, 16, 3))

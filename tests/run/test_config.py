@@ -78,7 +78,7 @@ def test_a_number_with_a_range_accepts_its_ends():
 
 def test_json_round_trip_and_differences():
     config = RunConfig.of(CSSL, dataset="digits.2@40-1", lr=0.1, seed=3)
-    assert RunConfig.from_json(CSSL, config.to_json()) == config
+    assert RunConfig.from_json(CSSL, json.loads(config.to_json())) == config
     stored = json.loads(config.to_json())
     assert config.differences(stored) == {}
     assert config.differences(stored | {"lr": 0.2, "keep_ckpt": 9, "train_dir": "/else"}) == {"lr": (0.2, 0.1)}

@@ -73,7 +73,7 @@ def test_arrays_are_trained_on_and_found_by_the_tables(tmp_path):
     assert cssl.open(result.path, data=data).evaluate()["accuracy"] == result.reports[-1]["accuracy"]
     with pytest.raises(UserError, match="arrays of a Python program"):
         cssl.open(result.path).evaluate()
-    stored = RunConfig.from_json(FixMatch, result.args.read_text())
+    stored = RunConfig.from_json(FixMatch, json.loads(result.args.read_text()))
     assert stored.with_data(data) == stored  # nothing falls back to a default
 
 
@@ -294,10 +294,10 @@ def test_mirroring_is_left_out_on_request_and_where_the_dataset_forbids_it():
     data = from_arrays(images, labels, images, labels, name="arrays:mirrors")
     for mirror, given in ((True, {}), (False, {"mirror": False})):
         config = RunConfig.of(CSSL, filters=4, repeat=1, scales=1, **given).with_data(data)
-        assert experiment.divided(config, data).mirror is mirror
+        assert experiment.load(config, data).mirror is mirror
         assert ("mirrorFalse" in config.folder().name) is not mirror
     config = RunConfig.of(CSSL, dataset="digits.1@40-1")
-    assert not experiment.divided(config, experiment.load(config)).mirror
+    assert not experiment.load(config).mirror
 
 
 @pytest.mark.parametrize(("settings", "compiled"), [
