@@ -202,7 +202,7 @@ def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], v
     return {name: _checked(name, value, fields[name]) for name, value in values.items()}
 
 
-def make_options(method: type[SSLModel], options: SharedOptions | None, given: Values) -> SharedOptions:
+def make_options(method: type[SSLModel], options: SharedOptions | None, given: Values) -> Any:
     """Returns the options of a model, given as an instance of the method's `Options` or by name, and then checked."""
     if options is not None and given:
         raise UserError(f"Got options and also {', '.join(given)}: put them all into options, or leave that out.")
