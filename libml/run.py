@@ -79,7 +79,8 @@ class Run:
         self.network = network
         self.problems: list[str] = []  # what is damaged or missing
         self._checkpoint, self._method, self._data_dir = checkpoint, method, data_dir
-        self._config, self._data, self._model = config, data, model
+        at_hand = {"config": config, "data": data, "model": model}
+        self.__dict__ |= {name: value for name, value in at_hand.items() if value is not None}
         self._reports: list[dict] | None = None
 
     def __repr__(self) -> str:
@@ -106,22 +107,20 @@ class Run:
             return {}
         return settings
 
-    @property
+    @cached_property
     def config(self) -> RunConfig:
         """The configuration; UserError if args.json does not hold one of a known method."""
-        if self._config is None:
-            try:
-                settings = self._stored()
-                if self._method is None:
-                    raise ValueError("nothing says which class its method is")
-                config = RunConfig.from_json(self._method(str(settings.get("method", "?"))), settings)
-            except UserError:
-                raise
-            except (OSError, ValueError) as error:
-                raise UserError(f"{self.args} does not describe a run ({error}). Bring the file back as training wrote "
-                                "it.") from error
-            self._config = config.replace(data_dir=self._data_dir) if self._data_dir else config
-        return self._config
+        try:
+            settings = self._stored()
+            if self._method is None:
+                raise ValueError("nothing says which class its method is")
+            config = RunConfig.from_json(self._method(str(settings.get("method", "?"))), settings)
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.args} does not describe a run ({error}). Bring the file back as training wrote "
+                            "it.") from error
+        return config.replace(data_dir=self._data_dir) if self._data_dir else config
 
     @property
     def method(self) -> str:
@@ -230,33 +229,29 @@ class Run:
         from libml import experiment
 
         if not self.facts_file.exists():
-            return experiment.facts_of(self.config, self._data or experiment.load(self.config))
+            return experiment.facts_of(self.config, self.data)
         try:
             return experiment.DataFacts.from_dict(json.loads(self.facts_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.facts_file} does not describe a dataset ({type(error).__name__}: {error}). Delete "
                             "it, and the dataset itself is loaded instead.") from error
 
-    @property
+    @cached_property
     def data(self) -> SSLData:
-        """The run's images, as its method divides them, loaded when they are asked for; UserError if they are not those
-        of its model."""
-        if self._data is None:
-            from libml import experiment
+        """The run's images, as its method divides them; UserError if they are not those of its model."""
+        from libml import experiment
 
-            data = experiment.load(self.config)
+        data = experiment.load(self.config)
+        if self.facts_file.exists():
             experiment.check_fits(self.facts, data)
-            self._data = data
-        return self._data
+        return data
 
-    @property
+    @cached_property
     def model(self) -> SSLModel:
         """The model of the checkpoint: calling it uses the averaged weights. Needs none of the run's images."""
-        if self._model is None:
-            from libml import experiment
+        from libml import experiment
 
-            self._model = experiment.restore(self)
-        return self._model
+        return experiment.restore(self)
 
     def evaluate(self, data: SSLData | None = None) -> dict[str, float]:
         """Evaluates both models of the checkpoint on the run's own images, or others; returns scores by tag: accuracy
@@ -441,7 +436,7 @@ def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None
     if data is not None:
         from libml import experiment
 
-        run._data = experiment.load(run.config, data)
+        run.data = experiment.load(run.config, data)
         experiment.check_fits(run.facts, data)
     return run
 
