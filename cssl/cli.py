@@ -163,10 +163,11 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
 
 def evaluate(config: RunConfig, network: Callable | None = None) -> int:
     """Prints the scores of both models of a checkpoint; the run's own configuration describes the model."""
+    from libml import experiment
     from libml.results.evaluate import table_of_scores
     from libml.run import Run, find_checkpoint
 
-    prefix = find_checkpoint(config.data.eval_ckpt)
+    prefix, other = find_checkpoint(config.data.eval_ckpt), "dataset" in config.given
     run = Run(Path(prefix).parent.parent, checkpoint=prefix, network=network, method=lambda name: (
         config.method if config.method.__name__ == name else cssl.method(name)))
     if run.args.exists():
@@ -175,11 +176,12 @@ def evaluate(config: RunConfig, network: Callable | None = None) -> int:
             if stored.fields(stored.method)[option].metadata["fixed"] and values[option] != asked[option]:
                 raise UserError(f"--{option}={asked[option]} contradicts {run.path}, which was trained with {option}="
                                 f"{values[option]}: leave it out.")
-        changes = {"data_dir": config.data.data_dir}
-        if "dataset" in config.given:  # other images for the same network
-            changes["dataset"] = config.data.dataset
-        config = stored.replace(**changes)
+        dataset = config.data.dataset if other else stored.data.dataset
+        config = stored.replace(data_dir=config.data.data_dir, dataset=dataset)
     run = Run(run.path, checkpoint=prefix, config=config, network=network)
+    if other:  # other images for the same network, or the run's own as they are now
+        run.data = experiment.load(config)
+        experiment.check_fits(run.facts, run.data)
     scores = run.evaluate()
     print(table_of_scores(f"{prefix}: {config.method.__name__} on {config.data.dataset}, "
                           f"{int(run.model.updates.numpy())} updates", scores, run.data))

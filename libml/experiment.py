@@ -33,7 +33,7 @@ from libml.networks.applications import is_application
 from libml.networks.layers import dtype_policy
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
-from libml.run import Run
+from libml.run import Run, abridged, identity
 from libml.train import Hook, Trainer
 
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         with group.errors_stop_all():
             run, facts = _prepare(config, data, network, strong, strategy, group.size)
-        group.check_same({"own": [run.config.network.own_network, run.config.augmentation.own_strong]})
+        group.check_same([run.config.network.own_network, run.config.augmentation.own_strong, run.data.digest])
         trainer = Trainer(run, strategy, hooks, group)
         with ExitStack() as stack:
             with group.errors_stop_all():
                 if trainer.is_chief:  # holds the folder, which from here on describes this run
                     stack.enter_context(run.lock.hold())
-                    run.claim(run.config, environment_facts(), facts.to_dict())
+                    run.claim(run.config, environment_facts(), facts.to_dict() | identity(run.data))
                 _announce(trainer)
             started = time.perf_counter()
             trainer.train()
@@ -295,12 +295,8 @@ def check_fits(facts: DataFacts, data: SSLData) -> None:
     unnamed = [str(number) for number in range(facts.num_classes)]
     if data.num_classes != facts.num_classes or (
             data.class_names != facts.class_names and unnamed not in (data.class_names, facts.class_names)):
-        raise UserError(f"The classes of {data.name} do not match those of the model: {_abridged(data.class_names)} "
-                        f"instead of {_abridged(facts.class_names)}. Use the classes that it was trained for.")
-
-
-def _abridged(names: Sequence[str]) -> str:
-    return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
+        raise UserError(f"The classes of {data.name} do not match those of the model: {abridged(data.class_names)} "
+                        f"instead of {abridged(facts.class_names)}. Use the classes that it was trained for.")
 
 
 def restore(run: Run, config: RunConfig | None = None) -> SSLModel:

@@ -47,10 +47,21 @@ LENGTHEN = ("The learning rate's cosine spans the first length of a run; one tha
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
 
 
+def abridged(names: Sequence[str]) -> str:
+    """Lists the first of many names."""
+    return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
+
+
 def medians(values: Iterable[float]) -> dict[str, float]:
     """Returns the medians of the last 1, 10, 20 and 50 values (of all where there are fewer), NaN without values."""
     array = np.asarray(list(values), np.float64)
     return {f"last{n:02d}": float(np.median(array[-n:])) if len(array) else math.nan for n in LAST}
+
+
+def identity(data: SSLData) -> dict:
+    """Returns by what a run knows its images again: a part of data.json."""
+    return {"class_names": [str(name) for name in data.class_names], "digest": data.digest,
+            "num_images": len(data.labels) + len(data.test_labels)}
 
 
 def _is_number(value: object) -> bool:
@@ -244,6 +255,8 @@ class Run:
         data = experiment.load(self.config)
         if self.facts_file.exists():
             experiment.check_fits(self.facts, data)
+            self._check_unchanged(identity(data), "Bring them back, or evaluate what is there now by saying so: "
+                                  f"--dataset={data.name}, or evaluate(data) in Python")
         return data
 
     @cached_property
@@ -288,10 +301,9 @@ class Run:
     # What training writes.
 
     def claim(self, config: RunConfig, environment: dict, facts: dict | None = None) -> None:
-        """Writes the configuration and what is known of the data; refuses a folder with another configuration's run."""
+        """Writes the configuration and what is known of the data; refuses a folder whose run has another configuration
+        or other data."""
         self.read()
-        if self.fulfils(config):
-            return  # nothing will be computed: what describes it stays
         if self.args.exists() and (self.checkpoints() or self.reports):
             try:
                 differences = config.differences(self._stored())
@@ -302,6 +314,11 @@ class Run:
                 advice = LENGTHEN if name == "schedule_kimg" else "Use the same value"
                 raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
                                 f"{advice}, or another --train_dir or --rerun.")
+            if facts is not None:
+                self._check_unchanged(facts, "Bring them back to continue; to train on what is there now, start a new "
+                                      "run in another --train_dir or --rerun")
+        if self.fulfils(config):
+            return  # nothing will be computed: what describes it stays
         for folder in (self.args.parent, self.checkpoint_dir, self.stats, self.path):
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -311,6 +328,25 @@ class Run:
         if facts is not None:
             write_text(self.facts_file, json.dumps(facts, indent=1))
         self.__dict__.pop("settings", None)  # they may say another length now
+
+    def _check_unchanged(self, now: dict, advice: str) -> None:
+        """Raises UserError if classes, images or split are not those of data.json; older versions knew only classes."""
+        before = self.described("args/data.json")
+        names, digest = before.get("class_names"), before.get("digest")
+        if not isinstance(names, list) or digest == now["digest"]:
+            return
+        if len(names) != len(now["class_names"]) or digest and names != now["class_names"]:
+            change = f"its classes were {abridged(names)} and are {abridged(now['class_names'])}"
+        elif not isinstance(digest, dict):
+            return
+        elif before.get("num_images") != now["num_images"]:
+            change = f"it had {before.get('num_images')} images and has {now['num_images']}"
+        elif digest.get("images") != now["digest"]["images"]:
+            change = "as many images, but other ones or in other classes"
+        else:
+            change = "the same images, divided otherwise into labelled, validation and test images"
+        raise UserError(f"The images of {self.settings.get('dataset')} have changed since {self.path} was trained on "
+                        f"them: {change}. {advice}. cssl-predict works with the run as it is.")
 
     def _sweep(self, folder: Path) -> None:
         """Deletes what killed processes left half written, by this class's and TensorFlow's names for it."""

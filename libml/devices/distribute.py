@@ -180,13 +180,13 @@ class ProcessGroup:
             return np.array([values], np.float64)
         return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
 
-    def check_same(self, config: dict) -> None:
-        """Raises UserError on all processes unless all were started with the same configuration."""
-        numbers = self.all_gather(zlib.crc32(json.dumps(config, sort_keys=True).encode()))[:, 0]
+    def check_same(self, facts: dict | list) -> None:
+        """Raises UserError on all processes unless all have the same facts of configuration and data."""
+        numbers = self.all_gather(zlib.crc32(json.dumps(facts, sort_keys=True).encode()))[:, 0]
         if (numbers != numbers[0]).any():
             others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
-            raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0; all need the "
-                            "same.")
+            raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0, or sees other "
+                            "images; all need the same.")
 
     def final_barrier(self) -> None:
         """Waits for all processes a last time; one that has left already does not matter any more."""
