@@ -83,10 +83,16 @@ def pad_square(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
-    """Resizes one Pillow image to size x size (or another width), upright, to RGB uint8; of 16 bits the upper 8."""
+    """Resizes one Pillow image to size x size (or another width), upright, to RGB uint8; of 16 bits the upper 8.
+    ValueError for numbers of unknown scale, which would become black or white."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
-    if image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
-        image = Image.fromarray(np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8))
+    if image.mode == "F" or image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
+        levels = np.asarray(image).astype(np.float64)
+        low, high = levels.min(), levels.max()
+        if not (0 <= low and (high <= 1 if image.mode == "F" else high == 0 or 256 <= high < 65536)):
+            raise ValueError(f"its values go from {low:.6g} to {high:.6g}; expected floats of 0 to 1, or whole numbers "
+                             "of 8 or 16 bits")
+        image = Image.fromarray((np.round(levels * 255) if image.mode == "F" else levels // 256).astype(np.uint8))
     return np.asarray(image.convert("RGB").resize((width or size, size), Image.Resampling.BICUBIC))
 
 
@@ -209,9 +215,8 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     path, parts = listing.path, listing.parts
     if not whole:
         parts = {**parts, "valid": []}
-    inside = path.parent if path.is_file() else path
-    contents = [(os.path.relpath(file.path, inside), file.size, file.modified)
-                for part in parts.values() for file in part]
+    inside = os.path.join(path.parent if path.is_file() else path, "")
+    contents = [(file.path.removeprefix(inside), file.size, file.modified) for part in parts.values() for file in part]
     facts = ["hashed", str(path.resolve()), image_size, listing.class_names, contents]
     if path.is_file():  # in folders, the files' names tell
         facts.append([[file.label for file in part] for part in parts.values()])
@@ -290,7 +295,7 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
             decoded = pool.map(lambda file: (read_image(file.path, size, size), _content_hash(file.path)), part)
             for i, (file, (pixels, content)) in enumerate(zip(part, decoded, strict=True)):
                 if isinstance(pixels, str):
-                    unreadable.append(file.path)
+                    unreadable.append(f"{file.path} ({pixels})")
                 else:
                     images[len(labels)] = pixels
                     labels.append(classes[file.label])
@@ -302,5 +307,5 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
             writer.add(f"{prefix}images", np.array(images[:len(labels)]))
         writer.add(f"{prefix}labels", np.array(labels, np.int64))
         writer.add(f"{prefix}hashes", np.array(hashes, np.uint64))
-    writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable)}"]
-                            if unreadable else [])
+    writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable[:3])}"
+                             f"{', …' * (len(unreadable) > 3)}"] if unreadable else [])

@@ -1,11 +1,18 @@
 """Own images as they are: folders and CSV files, their splits and presets, every kind of picture, uneven classes."""
 import collections
+import contextlib
 import csv
+import fcntl
 import hashlib
 import json
 import os
+import pty
 import re
 import shutil
+import struct
+import subprocess
+import sys
+import termios
 
 import numpy as np
 import pytest
@@ -340,6 +347,26 @@ def test_columns_may_be_in_any_order_even_where_a_row_is_short(tmp_path, program
     assert "line 3: 1 cell 'y'; expected file,label" in done.stderr
 
 
+def test_reading_a_csv_shows_how_far_it_is(tmp_path):
+    """On a terminal, before anything slow is imported; the last row ends it."""
+    for i in range(2000):
+        (tmp_path / f"{i}.png").touch()
+    path = write_csv(tmp_path / "labels.csv", [*((f"{i}.png", i % 2) for i in range(2000)), ("none.png", 1)])
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 25, 80, 0, 0))  # lines and columns
+    code = (f"import sys; from cssl import cli; from cssl.cssl import CSSL; sys.argv = ['x', '--dataset=csv:{path}']\n"
+            "try: cli.main(CSSL)\nfinally: assert 'tensorflow' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], stderr=theirs, stdout=subprocess.PIPE, cwd=ROOT)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert done.returncode == 2 and "line 2001: there is no file" in shown.decode()
+    assert re.search(r"reading labels.csv: +0%.*0/2001", shown.decode()) and b"Traceback" not in shown
+
+
 def test_unreadable_csv_files_are_one_line(tmp_path):
     (tmp_path / "bad.csv").write_bytes(b"a.png,\xff\n")
     (tmp_path / "open.csv").write_text('"a.png,x\n')
@@ -369,6 +396,11 @@ TURNED[0x0112] = 6  # shown, the stored rows are columns from right to left
     ("sixteen.png", Image.fromarray(GREY.astype(np.uint16) * 257), {}, np.stack([GREY] * 3, -1)),
     ("sixteen.tif", Image.fromarray(GREY.astype(np.uint16) * 257), {}, np.stack([GREY] * 3, -1)),
     ("sixteen.ppm", Image.fromarray(GREY.astype(np.int32) * 257), {}, np.stack([GREY] * 3, -1)),
+    ("big_endian.tif", Image.fromarray(GREY.astype(">u2") * 257), {}, np.stack([GREY] * 3, -1)),
+    ("whole.tif", Image.fromarray(GREY.astype(np.int32) * 257), {}, np.stack([GREY] * 3, -1)),
+    ("floats.tif", Image.fromarray(GREY.astype(np.float32) / 255), {}, np.stack([GREY] * 3, -1)),
+    ("black.tif", Image.fromarray(np.zeros((6, 4), np.float32)), {}, np.zeros((6, 4, 3))),
+    ("black.png", Image.fromarray(np.zeros((6, 4), np.uint16)), {}, np.zeros((6, 4, 3))),
     ("turned.png", Image.fromarray(RGB), {"exif": TURNED}, np.rot90(RGB, -1)),
     ("turned.webp", Image.fromarray(RGB), {"exif": TURNED, "lossless": True}, np.rot90(RGB, -1)),
 ])
@@ -378,6 +410,25 @@ def test_every_kind_of_picture(tmp_path, name, picture, options, expected):
     wanted = Image.fromarray(expected.astype(np.uint8)).resize((12, 12), Image.Resampling.BICUBIC)  # not square before
     assert found.shape == (12, 12, 3) and found.dtype == np.uint8
     np.testing.assert_array_equal(found, np.asarray(wanted))
+
+
+@pytest.mark.parametrize("levels, message", [
+    (GREY.astype(np.float32), "its values go from 0 to 230; expected floats of 0 to 1"),
+    (GREY / np.float32(127.5) - 1, "from -1 to 0.80"), (GREY + np.float32(np.nan), "from nan to nan"),
+    (GREY.astype(np.uint16), "from 0 to 230; expected .*or whole numbers of 8 or 16 bits"),
+    (GREY.astype(np.int32), "from 0 to 230"), (GREY.astype(np.int32) * 10 ** 6, "from 0 to 2.3e"),
+    (GREY.astype(np.int32) - 500, "from -500 to -270")])
+def test_numbers_of_unknown_scale_are_named_and_not_black(tmp_path, program, levels, message):
+    root = tmp_path / "floats"
+    for i, name in enumerate(("a/0", "b/0", "a/1", "b/1")):
+        write(root / "train" / f"{name}.png", i)
+    for i in range(5):
+        Image.fromarray(levels).save(root / "train" / "a" / f"odd{i}.tif")
+    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}", "--json")
+    (line,) = [line for line in done.stderr.splitlines() if "unreadable" in line]
+    assert "5 unreadable image files were skipped" in line and re.search(rf"odd0.tif \(.*{message}", line)
+    assert line.endswith(", …") and line.count("odd") == 3
+    assert json.loads(done.stdout)["num_train"] + json.loads(done.stdout)["num_test"] == 4
 
 
 def test_print_colours(tmp_path):
