@@ -414,17 +414,28 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
         # The state goes round as tensors: variables are read before the first update and written after the last. What
         # ends the loop is known beforehand: asking for the loss would make a GPU wait for the host at every update, and
         # the next update's views for the end of this one. A NaN stays: it is found after the last update.
-        state = strategy.run(lambda: model.update.pack(model.update.read()))
+        # What a replica reads enters the loop where that replica is only if something there (Identity) passes it on.
+        state = strategy.run(lambda: tf.nest.map_structure(tf.identity, model.update.pack(model.update.read())))
         nothing = tf.zeros([CAPACITY + 1], tf.float64)
         start = tf.zeros([], tf.int64), nothing if totals is None else totals.read_value(), nothing, state
-        _, sums, last, state = tf.while_loop(lambda done, *_: done < count, update, start,
-                                             parallel_iterations=2 if strategy.num_replicas_in_sync == 1 else 1)
+        with tf.compat.v1.device(_beside_its_input):
+            _, sums, last, state = tf.while_loop(lambda done, *_: done < count, update, start,
+                                                 parallel_iterations=2 if strategy.num_replicas_in_sync == 1 else 1)
         strategy.run(lambda state: model.update.write(model.update.unpack(state)), args=(state,))
         if totals is not None:
             totals.assign(sums)
         return last
 
     return run
+
+
+def _beside_its_input(op: tf.Operation) -> str:
+    """Where an operation belongs: what a loop only passes on, beside its input.
+
+    TensorFlow puts the ends of a loop's body nowhere, and so every replica's state on the first device and back.
+    """
+    passes_on = op.type == "Identity" and len(op.inputs) and not op.device
+    return op.inputs[0].device if passes_on else op.device
 
 
 def distributed_batches(model: SSLModel, data: SSLData, strategy: tf.distribute.Strategy, start: int = 0) -> Iterator:
