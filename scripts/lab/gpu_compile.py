@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2",
             "nvidia-cuda-nvcc-cu12==12.9.86")
 NETWORKS = {"WRN-28-2": 32, "WRN-28-8": 128}  # filters
+PRECISIONS = {"float32": "off", "float16": "float16"}  # --mixed_precision
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all")  # they launch nothing
 # Of the smaller network's step without --recompute:
 MAX_MEMORY, MAX_LAUNCHES = {"WRN-28-2 float32": 4.1e9, "WRN-28-2 float16": 2.0e9}, 750
@@ -181,7 +182,7 @@ def beyond(name: str, found: Cost, temporary: int) -> list[str]:
 def export(whole: bool, filters: int, precision: str, recompute: bool, **options: int) -> bytes:
     """Returns the views, or the whole step with them, as TensorFlow gives it to XLA for a GPU."""
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, recompute=recompute,
-                          mixed_precision={"float32": "off"}.get(precision, precision), **options)
+                          mixed_precision=PRECISIONS[precision], **options)
     names = [str(number) for number in range(10)]
     model = experiment.build(config, DataFacts(names, (32, 32, 3), (40, 50_000), True))
     model.augmenter.jit_compile = model.augmenter.on_gpu = True
@@ -232,14 +233,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="steps that have this in their name")
     args = parser.parse_args()
     python, lines, problems = made(args.environment), [COLUMNS], []
-    modules = [("views alone", "WRN-28-2", "float32", False)]  # the same for all
-    modules += [(f"{network} {precision}{' --recompute' * recompute}", network, precision, recompute)
-                for network, precision, recompute in itertools.product(NETWORKS, GPUS["A100"].peak, (False, True))]
+    modules = [("views alone", False, "WRN-28-2", "float32", False)]  # the same for all
+    modules += [(f"{network} {precision}{' --recompute' * recompute}", True, network, precision, recompute)
+                for network, precision, recompute in itertools.product(NETWORKS, PRECISIONS, (False, True))]
     with tempfile.TemporaryDirectory() as folder:
-        for name, network, precision, recompute in modules:
+        for name, whole, network, precision, recompute in modules:
             if args.only not in name:
                 continue
-            hlo = export(name.startswith(network), NETWORKS[network], precision, recompute)
+            hlo = export(whole, NETWORKS[network], precision, recompute)
             for gpu, facts in GPUS.items():
                 text, temporary = compiled(python, gpu, hlo, Path(folder))
                 found = cost(parse(text), facts.bandwidth, facts.peak[precision])
