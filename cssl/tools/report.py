@@ -54,8 +54,8 @@ MAX_FIGURES = 24  # runs whose figures are drawn; beyond it the page grows to te
 
 
 def text(value: object) -> str:
-    """Escapes text for HTML."""
-    return html.escape(str(value))
+    """Escapes text for HTML; bytes that are no UTF-8, which names of files may have, become visible."""
+    return html.escape(str(value).encode("utf-8", "backslashreplace").decode())
 
 
 def table(lines: list[list[str]]) -> str:
@@ -88,6 +88,8 @@ def section(title: str, make: Callable[[], str | Figure | None], heading: str = 
             made = f'<div class="scroll"><img class="figure{wide}" alt="{title}" src="{source}"></div>'
     except UserError as error:
         made = note(error)
+    except Exception as error:  # damaged arrays raise any type, in NumPy, Pillow and matplotlib
+        made = note(f"Not shown: what was stored for it is damaged ({type(error).__name__}: {error}).")
     return f"<{heading}>{title}</{heading}>{note('This run has none.') if made is None else made}"
 
 
