@@ -19,7 +19,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +65,9 @@ def identity(data: SSLData) -> dict:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 1 << 63  # larger ones are no floats
+    return isinstance(value, float)
 
 
 class Run:
@@ -432,16 +434,32 @@ class Run:
 # From places to runs.
 
 def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
-    """Returns the runs (folders with args/args.json) at or below the given folders or globs, sorted by path."""
-    paths = set()
+    """Returns the runs (folders with args/args.json) at or below the given folders or globs, each once, by path.
+
+    Links are followed.
+    """
+    found: dict[str, Path] = {}  # by real path
     for pattern in map(str, patterns):
         places = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-        below = {path.parent.parent for place in places for path in Path(place).rglob("args/args.json")}
+        below = [run for place in sorted(places) for run in _runs_below(place)]
         if not below:
             raise UserError(f"No runs in {pattern}: expected folders with args/args.json at or below it, "
                             "as training writes them into --train_dir.")
-        paths |= below
-    return [Run(path).read() for path in sorted(paths)]
+        for run in below:
+            found.setdefault(os.path.realpath(run), run)
+    return [Run(path).read() for path in sorted(found.values())]
+
+
+def _runs_below(place: str) -> Iterator[Path]:
+    """Yields the runs at or below a folder, also through links, which may lead in circles."""
+    seen = set()
+    for folder, folders, _ in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+        elif os.path.isfile(os.path.join(folder, "args", "args.json")):
+            yield Path(folder)
+        seen.add(real)
 
 
 def find_checkpoint(text: str | Path) -> str:
@@ -492,7 +510,8 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
             continue
         try:
             report = json.loads(line)
-            if not _is_number(report["step"]) or not any(_is_number(report.get(tag)) for tag in ("accuracy", "ece")):
+            scored = any(_is_number(report.get(tag)) for tag in ("accuracy", "ece"))
+            if not (scored and _is_number(report["step"]) and report["step"] >= 0):
                 raise ValueError
             reports[int(report["step"])] = report  # a resumed run repeats steps: the later report counts
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):

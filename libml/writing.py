@@ -66,9 +66,21 @@ def _lock(folder: Path, wait: bool) -> int | None:
     return handle
 
 
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file under another name and moves it to its place: nobody sees half of it."""
+    """Writes a file under another name and moves it to its place: nobody sees half of it.
+
+    A link stays one: what it names is replaced. Devices and pipes are written into.
+    """
     with writing(path):
+        if _is_device(path):
+            with path.open("wb") as file:
+                write(file)
+            return
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         try:
@@ -89,6 +101,8 @@ def check_writable(path: Path) -> None:
     """Raises UserError if a file cannot be written there: before hours are spent on what is to be in it."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it.")
+    if _is_device(path):
+        return
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()

@@ -12,7 +12,7 @@ from cssl.cssl import CSSL
 from libml.config import RunConfig
 from libml.errors import UserError
 from libml.run import Run, find_checkpoint, find_runs, open_run
-from libml.writing import write_atomically, write_text
+from libml.writing import check_writable, write_atomically, write_text
 
 
 def test_a_holder_that_was_taken_over_writes_no_more(tmp_path):
@@ -62,6 +62,41 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     with pytest.raises(UserError, match="No space left on device"):
         write_atomically(path, fail)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["x.json"]
+
+
+def test_links_stay_and_devices_are_written_into(tmp_path):
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable(pipe)
+    write_text(pipe, "through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "target"]
+
+
+def test_linked_runs_are_found_once(tmp_path):
+    for name in ("runs/a", "elsewhere/b"):
+        (tmp_path / name / "args").mkdir(parents=True)
+        (tmp_path / name / "args" / "args.json").write_text('{"method": "CSSL"}')
+    (tmp_path / "runs/b").symlink_to(tmp_path / "elsewhere/b")
+    (tmp_path / "runs/circle").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs/again").symlink_to(tmp_path / "runs/a")
+    for places in ([tmp_path / "runs"], [tmp_path / "runs", f"{tmp_path}/elsewhere/../runs", tmp_path / "elsewhere"]):
+        assert {run.path.resolve().name for run in find_runs(places)} == {"a", "b"} and len(find_runs(places)) == 2
+
+
+@pytest.mark.parametrize("line", ['{"step": -64, "accuracy": 1}', f'{{"step": {10 ** 400}, "accuracy": 1}}',
+                                  f'{{"step": 64, "accuracy": {10 ** 400}}}', '{"step": NaN, "accuracy": 1}'])
+def test_numbers_that_cannot_be_are_damage(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 32, "accuracy": 50}\n' + line)
+    run = Run(tmp_path).read()
+    assert [report["step"] for report in run.reports] == [32]
+    assert "metrics.jsonl, line 2 is unreadable" in run.problems
 
 
 def test_claim_refuses_another_configuration_only_where_something_was_trained(tmp_path):
