@@ -5,8 +5,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +32,8 @@ class Writer:
         path = self._folder / f"{name}.npy"
         try:
             self._open[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+            if path.stat().st_size > shutil.disk_usage(path).free:  # rather than fill it for everybody else
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if hasattr(os, "posix_fallocate"):
                 with path.open("r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -128,13 +130,20 @@ def read(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
     """Returns the arrays (memory-mapped, read-only) and the notes stored with them, or None if there is no cache."""
     if not folder.exists():
         return None
-    try:
+    with reading(folder):
         contents = json.loads((folder / CONTENTS).read_text())
         for name, size in contents["files"].items():
             if (actual := (folder / name).stat().st_size) != size:
                 raise ValueError(f"{name} has {actual} bytes instead of {size}")
         return {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
                 for name in contents["files"]}, contents["meta"]
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turns what damaged caches lead to into one clear line."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"The cache of decoded images {folder} is damaged ({error}). "
                         f"Delete that folder and start again; it is rebuilt from the data beside it.") from error

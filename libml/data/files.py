@@ -211,6 +211,8 @@ def _list_csv(path: Path) -> Listing:
     from tqdm import tqdm
 
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "it is no file, which can be read again when a run goes on")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}). Save it as such.") \
@@ -229,6 +231,8 @@ def _list_csv(path: Path) -> Listing:
                 if reader.line_num == 1 and "file" in cells:
                     if "label" not in cells:
                         raise ValueError(f"the header {','.join(row)[:60]!r} names no column `label`")
+                    if twice := [name for name in ("file", "label", "split") if cells.count(name) > 1]:
+                        raise ValueError(f"the header {','.join(row)[:60]!r} names the column `{twice[0]}` twice")
                     columns = cells if "split" in cells else [*cells, "split"]
                 elif any(cells):
                     part, file = _row(cells, columns, path.parent)

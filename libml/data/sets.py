@@ -14,7 +14,7 @@ from libml.augment.augmenter import Augmenter
 from libml.data import files, sources, splits
 from libml.data.batching import batches
 from libml.data.names import DatasetName, parse_name
-from libml.errors import UserError
+from libml.errors import OptionError, UserError
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
@@ -206,6 +206,8 @@ def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
     if parsed.path:
+        if image_size is not None and image_size < 1:
+            raise OptionError(f"image_size={image_size}: expected 1 pixel or more.")
         listing = listing or files.listing(files.expand("dataset", parsed.path), parsed.is_csv)
         size = image_size or (files.image_size(listing.pixels) if parsed.is_whole else 32)
         source = sources.files_source(listing, size, data_dir, parsed.seed, parsed.is_whole)

@@ -133,10 +133,11 @@ def tfds_source(name: str, data_dir: Path) -> Source:
                         " or name the folder that has it with --data_dir or $ML_DATA.")
     folder = cache_folder(name, version_dir)
     arrays, meta = cache.read_or_build(folder, lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer))
-    num_classes = len(meta["class_names"])
-    return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"], meta["class_names"],
-                  mirror=dataset.mirror, unlabeled_order=arrays["order"], folds=arrays.get("folds"),
-                  frequencies=np.ones(num_classes) if dataset.equal_classes else None)
+    with cache.reading(folder):
+        frequencies = np.ones(len(meta["class_names"])) if dataset.equal_classes else None
+        return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"],
+                      meta["class_names"], dataset.mirror, unlabeled_order=arrays["order"], frequencies=frequencies,
+                      folds=arrays.get("folds"))
 
 
 def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: cache.Writer) -> None:
@@ -216,11 +217,10 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     if not whole:
         parts = {**parts, "valid": []}
     inside = os.path.join(path.parent if path.is_file() else path, "")
-    contents = [(file.path.removeprefix(inside), file.size, file.modified) for part in parts.values() for file in part]
+    contents = [[(file.label, file.path.removeprefix(inside), file.size, file.modified) for file in part]
+                for part in parts.values()]
     facts = ["hashed", str(path.resolve()), image_size, listing.class_names, contents]
-    if path.is_file():  # in folders, the files' names tell
-        facts.append([[file.label for file in part] for part in parts.values()])
-    digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     location = data_dir / "folders" / f"{CACHE_NAME}-{path.name[:40]}-{digest}"  # names of files are limited
 
     def build(writer: cache.Writer) -> None:
@@ -228,14 +228,16 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         _decode_files(path.name, parts, listing.class_names, image_size, writer)
 
     arrays, meta = cache.read_or_build(location, build)
-    names, notes, remarks = listing.class_names, [*meta["notes"], *listing.notes], [str(listing)]
+    names, remarks = listing.class_names, [str(listing)]
+    with cache.reading(location):
+        notes, num_valid = [*meta["notes"], *listing.notes], int(meta.get("num_valid", 0))
+        images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
+        test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
     if old := cache.siblings(location):
         remarks.append(f"Decoded images of {path} as it was before take {sum(old.values()) / 1e9:.2g} GB and may be "
                        f"deleted if no run uses them: {', '.join(map(str, old))}")
-    images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
-    test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
     fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()
-    valid = np.arange(len(labels)) < meta.get("num_valid", 0)
+    valid = np.arange(len(labels)) < num_valid
     present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
     if (present == 0).any():
         raise UserError(f"{path if path.is_file() else path / 'train'} has no readable image of class "
@@ -251,8 +253,8 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
             f"{path} has no {what}: {len(held)} of its labelled images are held out as test set.")
     if not len(test_labels):
         where = "give some rows the split `test`" if path.is_file() else f"put some into {path / 'test'}/<class>"
-        raise UserError(f"{path} leaves no test image: {where}, or give at least one class two images, so that one can "
-                        "be held out.")
+        raise UserError(f"{path} leaves no readable test image: {where}, or give at least one class two images, so "
+                        "that one can be held out.")
     if twins := int(np.isin(test_hashes, hashes).sum()):
         notes.append(f"{twins} of the {len(test_labels)} test images of {path} have the same bytes as training images: "
                      "the result will be too good.")

@@ -237,6 +237,7 @@ def test_columns_by_name_splits_and_numbers_as_classes(folder, cache, tmp_path):
     ([("a.png", "x", "unlabeled")], "line 1: a.png is to be `unlabeled` with a label; leave the label out"),
     ([("a.png", "x"), ("a.png", "y")], "line 2: a.png is in line 1 already"),
     ([("file", "name"), ("a.png", "x")], "line 1: the header 'file,name' names no column `label`"),
+    ([("file", "label", "label"), ("a.png", "x", "y")], "line 1: the header .* names the column `label` twice"),
     ([("a.png", "x"), ("b.png", "x")], "has one class among its training images, 'x'"),
     ([("a.png", "")], "has no class among"), ([], "has no class among"),
     ([("a.png", "x"), ("b.png", "y"), ("c.png", "z", "test")], "Class 'z' has images in the rows of `test`"),
@@ -294,6 +295,12 @@ def test_one_file_has_one_label_and_one_part(tmp_path, program):
         done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}", code=2)
         assert "are the same file. Leave one of them out." in done.stderr and str(root / other) in done.stderr
         (root / other).unlink()
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_images_have_a_size(folder, cache, size):
+    with pytest.raises(UserError, match=f"image_size={size}: expected 1 pixel or more"):
+        cssl.from_folder(folder, image_size=size, data_dir=cache)
 
 
 def test_equal_bytes_in_training_and_test_are_counted(tmp_path, program):
@@ -370,7 +377,9 @@ def test_reading_a_csv_shows_how_far_it_is(tmp_path):
 def test_unreadable_csv_files_are_one_line(tmp_path):
     (tmp_path / "bad.csv").write_bytes(b"a.png,\xff\n")
     (tmp_path / "open.csv").write_text('"a.png,x\n')
+    os.mkfifo(tmp_path / "pipe.csv")
     for name, message in (("bad.csv", "not text in UTF-8"), ("none.csv", "cannot be read"),
+                          ("pipe.csv", "cannot be read .it is no file"), ("", "cannot be read .it is no file"),
                           ("open.csv", "line 1: unexpected end of data")):
         with pytest.raises(UserError, match=message):
             files.listing(tmp_path / name, is_csv=True)

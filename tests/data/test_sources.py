@@ -322,6 +322,15 @@ def test_damaged_cache_is_one_clear_line(tmp_path, damage):
         cache.read(folder)
 
 
+@pytest.mark.parametrize("change", [{"meta": {}}, {"meta": []}, {"meta": {"notes": 5}}, {"files": {}}, {"files": 5}])
+def test_a_cache_that_lacks_something_is_one_clear_line(folder, tmp_path, program, change):
+    arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path}"
+    program(inspect.main, *arguments)
+    (contents,) = (tmp_path / "folders").glob("*/contents.json")
+    contents.write_text(json.dumps(json.loads(contents.read_text()) | change))
+    assert "is damaged" in program(inspect.main, *arguments, code=2).stderr
+
+
 def test_unwritable_cache_folder_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Cannot write the decoded images.*--data_dir"):
