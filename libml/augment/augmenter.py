@@ -38,32 +38,23 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
 
 
-def _weak_view(images: tf.Tensor, samples: Samples, shift: int, form: str = "any") -> tf.Tensor:
-    return kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift)
-
-
-def _cta_view(images: tf.Tensor, samples: Samples, shift: int, cutout: bool, form: str) -> tf.Tensor:
-    x = _weak_view(images, samples, shift)
-    return _finished_cta_view(run_policy(OPS, x, samples, form) if "ops" in samples else x, samples, cutout)
-
-
-def _finished_cta_view(x: tf.Tensor, samples: Samples, cutout: bool) -> tf.Tensor:
+def _cta_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor | None, policy: Policy | None, shift: int,
+              cutout: bool, form: str) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Strong views of images and, if there is a `policy` for them, the probes of `weak` views, in one batch."""
+    x, probe, n = kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift), None, images.shape[0]
+    if policy is not None:
+        both = {key: tf.concat([samples[key], policy[key]], 0) for key in ("ops", "params")}
+        x = run_policy(OPS, tf.concat([x, weak], 0), both, form)
+        x, probe = x[:n], x[n:]
+    elif "ops" in samples:
+        x = run_policy(OPS, x, samples, form)
     if cutout:
-        x = kernels.cutout(x, tf.ones([x.shape[0]]), samples["centre"])
-    return _look_up(_LEVELS, x)
-
-
-def _cta_and_probe_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor, policy: Policy, shift: int, cutout: bool,
-                        form: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """`_cta_view` and `_probe_view` as one batch."""
-    x = tf.concat([_weak_view(images, samples, shift), weak], 0)
-    both = {key: tf.concat([samples[key], policy[key]], 0) for key in ("ops", "params")}
-    x = run_policy(OPS, x, both, form)
-    return _finished_cta_view(x[:images.shape[0]], samples, cutout), x[images.shape[0]:]
+        x = kernels.cutout(x, tf.ones([n]), samples["centre"])
+    return _look_up(_LEVELS, x), probe
 
 
 def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, form: str) -> tf.Tensor:
-    x = _look_up(_TRUNCATED, _weak_view(images, samples, shift))
+    x = _look_up(_TRUNCATED, kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift))
     x = tf.concat([x, tf.fill([*x.shape[:3], 1], tf.constant(255, tf.uint8))], -1)
     x = run_policy(AUTO_OPS if auto else RAND_OPS, x, samples, form)
     hidden = x[..., 3:] == 0
@@ -74,13 +65,11 @@ def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, aut
     return tf.where(hidden, 0.0, _look_up(_LEVELS, x[..., :3]))
 
 
-def _probe_view(images: tf.Tensor, policy: Policy, form: str) -> tf.Tensor:
-    return run_policy(OPS, images, policy, form)
-
+_probe_view = partial(run_policy, OPS)
 
 # One compiled function for all Augmenters of a process: the shapes and plain numbers decide what is compiled anew.
 _compiled = {f: tf.function(f, jit_compile=True, autograph=False)
-             for f in (_weak_view, _cta_view, _rand_view, _probe_view, _cta_and_probe_view)}
+             for f in (kernels.mirror_and_shift, _cta_view, _rand_view, _probe_view)}
 
 
 class Augmenter(tf.Module):
@@ -147,30 +136,29 @@ class Augmenter(tf.Module):
                             f"shape {made.shape}; expected the same shape, uint8 or floats.")
         return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
 
-    def _run(self, function, images: tf.Tensor, samples: Samples, *further):
-        if not self.jit_compile:
-            return function(images, samples, *further, PARTITIONED)
-        return _compiled[function](images, samples, *further, SELECTED if self.on_gpu else CHUNKED)
+    @property
+    def _form(self) -> str:
+        return PARTITIONED if not self.jit_compile else SELECTED if self.on_gpu else CHUNKED
+
+    def _run(self, function: Callable, *arguments):
+        return (_compiled[function] if self.jit_compile else function)(*arguments)
 
     def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]
         return {"flip": uniform[:, 0] < (0.5 if mirror else 0.0),
                 "offset": tf.cast(uniform[:, 1:3] * (2 * shift + 1), tf.int32)}
 
-    def _view(self, kind: str, images: tf.Tensor, seed: tf.Tensor, stream: int) -> tf.Tensor:
-        images = tf.convert_to_tensor(images)
-        if kind == "x":
-            return images
-        samples = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3))
-        return self._run(_weak_view, images, samples, self._weak_kinds[kind][1])
-
     def labeled(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Weak view of labelled images, uint8 [N, H, W, 3] to uint8; the default one where they have a policy."""
-        return self._view(self.spec.under("labeled")[0], images, seed, _LABELED)
+        return self.weak(images, seed, self.spec.under("labeled")[0], _LABELED)
 
-    def weak(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Weak view of unlabelled images, uint8 to uint8."""
-        return self._view(self.spec.weak, images, seed, _WEAK)
+    def weak(self, images: tf.Tensor, seed: tf.Tensor, kind: str = "", stream: int = _WEAK) -> tf.Tensor:
+        """Weak view of unlabelled images, uint8 to uint8, or one of another kind."""
+        images, kind = tf.convert_to_tensor(images), kind or self.spec.weak
+        if kind == "x":
+            return images
+        samples, shift = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3)), self._weak_kinds[kind][1]
+        return self._run(kernels.mirror_and_shift, images, samples["flip"], samples["offset"], shift)
 
     def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong") -> Samples:
         """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
@@ -208,8 +196,10 @@ class Augmenter(tf.Module):
         weak, strong = self.spec.under(part)
         settings, shift = parse_policy(strong), self._weak_kinds[weak][1]
         if settings:
-            return self._run(_rand_view, images, samples, shift, settings.cutout, isinstance(settings, AutoAugment))
-        return self._run(_cta_view, images, samples, shift, strong == "d" and self.cutout != "no")
+            return self._run(_rand_view, images, samples, shift, settings.cutout, isinstance(settings, AutoAugment),
+                             self._form)
+        cutout = strong == "d" and self.cutout != "no"
+        return self._run(_cta_view, images, samples, None, None, shift, cutout, self._form)[0]
 
     def strong_reference(self, images: np.ndarray, samples: Samples, part: str = "strong") -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
@@ -237,7 +227,7 @@ class Augmenter(tf.Module):
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
         """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
         policy = self._sample_probe(weak.shape[0], seed)
-        return self._run(_probe_view, weak, policy), policy
+        return self._run(_probe_view, weak, policy, self._form), policy
 
     def _sample_probe(self, n: int, seed: tf.Tensor) -> Policy:
         uniform = _uniform(seed, _PROBE, n, self.depth * ctaugment.PROBE)
@@ -252,8 +242,8 @@ class Augmenter(tf.Module):
             return (self.strong(images, seed, rates), *self.probe(weak, probe_seed))
         policy = self._sample_probe(weak.shape[0], probe_seed)
         samples = self.sample_strong(images.shape[0], seed, rates)
-        return (*self._run(_cta_and_probe_view, images, samples, weak, policy, self._weak_kinds[kind][1],
-                           self.cutout != "no"), policy)
+        return (*self._run(_cta_view, images, samples, weak, policy, self._weak_kinds[kind][1], self.cutout != "no",
+                           self._form), policy)
 
     def updated_rates(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor,
                       ) -> tf.Tensor:

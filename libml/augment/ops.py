@@ -22,17 +22,15 @@ class Op:
 
     bins: tuple[int, ...]
     pillow: Callable[..., Image.Image]  # (image, *parameters)
-    graph: Callable[..., tf.Tensor]  # (uint8 [N, H, W, C], *columns of parameters, each [N])
+    graph: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (uint8 [N, H, W, C], float32 [N, at least `parameters`])
     parameters: int
-
-    def run(self, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
-        """In the graph, with float32 [N, at least `parameters`]."""
-        return self.graph(images, *(params[:, i] for i in range(self.parameters)))
 
 
 def _op(bins: Sequence[int], pillow: Callable, graph: Callable, parameters: int | None = None) -> Op:
+    """An op whose `graph` takes the columns of its parameters one by one."""
+    count = len(bins) if parameters is None else parameters
     graph = tf.autograph.experimental.do_not_convert(graph)  # nothing to convert, and lambdas make it complain
-    return Op(tuple(bins), pillow, graph, len(bins) if parameters is None else parameters)
+    return Op(tuple(bins), pillow, lambda images, params: graph(images, *(params[:, i] for i in range(count))), count)
 
 
 # CTAugment ----------------------------------------------------------------------------------------------------------
@@ -186,7 +184,7 @@ def _partitioned(table: tuple[Op, ...], height: int, width: int, channels: int) 
     def run(images, ops, params):
         parts, part_params, index = (tf.dynamic_partition(x, ops, len(table))
                                      for x in (images, params, tf.range(tf.shape(images)[0])))
-        return tf.dynamic_stitch(index, [op.run(*mine) for op, *mine in zip(table, parts, part_params, strict=True)])
+        return tf.dynamic_stitch(index, [op.graph(*mine) for op, *mine in zip(table, parts, part_params, strict=True)])
 
     return run
 
@@ -211,7 +209,7 @@ def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tens
             # Gathered, not sliced: XLA takes the start of a slice for a constant and compiles anew for every value.
             lanes = tf.gather(order, starts[i] + done + tf.range(chunk))
             lanes = tf.where(done + tf.range(chunk) < counts[i], lanes, n)
-            changed = op.run(tf.gather(result, lanes), tf.gather(params, lanes))
+            changed = op.graph(tf.gather(result, lanes), tf.gather(params, lanes))
             return done + chunk, tf.tensor_scatter_nd_update(result, lanes[:, None], changed)
 
         _, result = tf.while_loop(lambda done, _, i=i: done < counts[i], body, [tf.constant(0), result])
@@ -226,7 +224,7 @@ def _selected(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Ten
     result = images
     for i, op in enumerate(table):
         if op.parameters:
-            result = tf.where(tf.reshape(ops == i, [-1, 1, 1, 1]), op.run(images, params), result)
+            result = tf.where(tf.reshape(ops == i, [-1, 1, 1, 1]), op.graph(images, params), result)
     return result
 
 

@@ -23,7 +23,7 @@ ALL = OPS | AUTO_OPS
 
 def apply(name: str, images, params) -> tf.Tensor:
     """One operation in the graph: images uint8 [N, H, W, C], params float32 [N, parameters]."""
-    return ALL[name].run(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
+    return ALL[name].graph(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
 
 
 def pillow_apply(name: str, images: np.ndarray, params) -> np.ndarray:
