@@ -115,7 +115,7 @@ class Run:
             settings = self._stored()
             if not all(_is_number(settings.get(name, 1)) for name in ("train_kimg", "batch")):
                 raise ValueError("not a configuration")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"args/args.json is unreadable ({error})")
             return {}
         return settings
@@ -149,7 +149,7 @@ class Run:
 
     def described(self, file: str) -> dict:
         """Reads one of the folder's JSON files; {} where there is none that can be read."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             contents = json.loads((self.path / file).read_text(encoding="utf-8"))
             return contents if isinstance(contents, dict) else {}
         return {}
@@ -514,7 +514,7 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
             if not (scored and _is_number(report["step"]) and report["step"] >= 0):
                 raise ValueError
             reports[int(report["step"])] = report  # a resumed run repeats steps: the later report counts
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             problems.append(f"{path.name}, line {number} is unreadable")
     return reports, problems
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from cssl import tools
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.results import plots, tables
 from libml.run import Run, find_runs
 
@@ -42,8 +42,6 @@ def plot(kind: str, runs: list[Run], tags: list[str], against: str = "CSSL") -> 
             raise UserError(f"Nothing to compare with {against}: expected finished runs of it and of another method on "
                             "the same splits.")
         return plots.forest(found, against)
-    if len(runs) > MAX_PANELS:
-        raise UserError(f"{kind} draws a panel per run and got {len(runs)} runs; name at most {MAX_PANELS}.")
     return plots.reliability(runs) if kind == "reliability" else plots.class_distribution(runs)
 
 
@@ -59,11 +57,17 @@ def main() -> None:
     args = parser.parse_args()
     runs = find_runs(args.runs)
     for run in runs:
-        for problem in run.problems:
-            print(f"warning: {run.path}: {problem}", file=sys.stderr)
         if run.reports and not run.finished:
-            print(f"warning: {run.path}: unfinished ({run.progress()})", file=sys.stderr)
-    figure = plot(args.kind, [run for run in runs if run.reports], args.tags.split(","), args.against)
+            run.problems.append(f"unfinished ({run.progress()})")
+    if args.kind in ("reliability", "classes") and len(runs) > MAX_PANELS:
+        raise UserError(f"{args.kind} draws a panel per run and got {len(runs)} runs; name at most {MAX_PANELS}.")
+    try:
+        figure = plots.without_damaged(lambda runs: plot(args.kind, runs, args.tags.split(","), args.against),
+                                       [run for run in runs if run.reports])
+    finally:
+        for run in runs:
+            for problem in run.problems:
+                print(f"warning: {printable(f'{run.path}: {problem}')}", file=sys.stderr)
     print("\n".join(map(str, plots.save(figure, args.output or Path("figures") / args.kind))))
 
 

@@ -10,7 +10,7 @@ import base64
 import functools
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -255,8 +255,12 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
              f"{sum(run.finished for run in runs)}.</p><h2>Results</h2>", *results(runs, tags)]
     if len(reported) == len(runs) == 2:
         parts.append(comparison(runs))
-    parts += [section("Learning curves", lambda: plots.curves(reported, tags), "h2"),
-              section("Pseudo-labels over time", lambda: plots.curves(reported, plots.PSEUDO_LABEL_TAGS), "h2"),
+
+    def curves(title: str, tags: Sequence[str]) -> str:
+        draw = functools.partial(plots.without_damaged, lambda runs: plots.curves(runs, tags), reported)
+        return section(title, draw, "h2")
+
+    parts += [curves("Learning curves", tags), curves("Pseudo-labels over time", plots.PSEUDO_LABEL_TAGS),
               "<h2>Runs</h2>"]
     if len(runs) > MAX_FIGURES:
         parts.append(note(f"Figures are drawn for the first {MAX_FIGURES} runs only; name fewer runs to see others."))

@@ -3,7 +3,7 @@ import functools
 import itertools
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,37 @@ def save(figure: Figure, stem: str | Path, endings: Sequence[str] = ("png", "svg
         for path in paths:
             figure.savefig(path, dpi=150)
     return paths
+
+
+def without_damaged(draw: Callable[[list[Run]], Figure], runs: list[Run]) -> Figure:
+    """Draws runs but those whose files are damaged: that becomes an entry of their `problems`."""
+    try:
+        return draw(runs)
+    except Exception as error:  # a different type for every kind of damage
+        damages: dict[Run, str] = {}
+        for run in runs:
+            try:
+                draw([run])
+            except Exception as damage:
+                damages[run] = (str(damage) if isinstance(damage, UserError) else
+                                f"what it stored is damaged ({type(damage).__name__}: {damage})")
+        if not runs or isinstance(error, UserError) and len(damages) == len(runs):
+            raise
+        if len(damages) == len(runs):
+            raise UserError(f"{runs[0].path}: {damages[runs[0]]}.") from error
+        for run, problem in damages.items():
+            run.problems.append(problem)
+        return draw([run for run in runs if run not in damages])
+
+
+def predictions(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Reads the probabilities [N, K] of a run's test images and their labels [N]; UserError if they are none."""
+    p, labels = run.arrays("predictions", ("probabilities", "labels")).values()
+    if not (p.ndim == 2 and p.size and labels.shape == p.shape[:1] and p.dtype.kind == "f" and labels.dtype.kind in "iu"
+            and ((p >= 0) & (p < 1.001)).all() and ((labels >= 0) & (labels < p.shape[1])).all()):
+        raise UserError(f"{run.stats / 'predictions.npz'} holds no probabilities and classes: it is damaged, or the "
+                        "run has diverged. Continue the run, or leave it out.")
+    return p, labels
 
 
 def over_seeds(series: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -150,8 +181,7 @@ def reliability(runs: Sequence[Run]) -> Figure:
     """Draws, for each run, the accuracy per bin of confidence over the histogram of confidences, on the test set."""
     figure, axes = _two_panels_each(runs, 3.4)
     for (top, bottom), run in zip(axes.T, runs, strict=True):
-        arrays = run.arrays("predictions", ("probabilities", "labels"))
-        predicted = arrays["probabilities"], arrays["labels"]
+        predicted = predictions(run)
         diagram, ece = metrics.reliability(*predicted), metrics.expected_calibration_error(*predicted)
         accuracy, confidence = metrics.accuracy(*predicted), predicted[0].max(1).mean()
         used = diagram.count > 0
@@ -187,7 +217,7 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
         top.set(xlabel="kimg", ylabel="class")
         bottom.bar(classes - 0.2, shares[-1], 0.4, color=COLOURS[0], label="predicted")
         if (run.stats / "predictions.npz").exists():
-            labels = run.arrays("predictions", ("labels",))["labels"]
+            labels = predictions(run)[1]
             bottom.bar(classes + 0.2, np.bincount(labels, minlength=len(classes)) / len(labels), 0.4, color=COLOURS[4],
                        label="true")
         bottom.set(xlabel="class", ylabel="share of test images")
@@ -198,17 +228,17 @@ def class_distribution(runs: Sequence[Run]) -> Figure:
 
 def class_accuracy(runs: Sequence[Run]) -> Figure:
     """Draws the accuracy on the test images of each class of one run or two, with the name and number of the class."""
-    found = [run.arrays("predictions", ("probabilities", "labels")) for run in runs]
-    classes = max(arrays["probabilities"].shape[1] for arrays in found)
+    found = [predictions(run) for run in runs]
+    classes = max(p.shape[1] for p, _ in found)
     names = [str(number) for number in range(classes)]
     for run in runs:
         if (run.stats / "pseudo_labels.npz").exists():
             names[:] = map(str, run.arrays("pseudo_labels", ("class_names",))["class_names"])
-    counts = np.bincount(found[0]["labels"], minlength=classes)
+    counts = np.bincount(found[0][1], minlength=classes)
     figure, ((axis,),) = panels(1, 1, 7.0, 0.9 + max(0.14 * len(runs), 0.24) * classes, grid="x")
     height = 0.8 / len(runs)
-    for number, (run, arrays) in enumerate(zip(runs, found, strict=True)):
-        shares = 100 * np.nan_to_num(metrics.per_class_accuracy(arrays["probabilities"], arrays["labels"]))
+    for number, (run, predicted) in enumerate(zip(runs, found, strict=True)):
+        shares = 100 * np.nan_to_num(metrics.per_class_accuracy(*predicted))
         shares = np.pad(shares, (0, classes - len(shares)))
         rows = np.arange(classes) + (number - (len(runs) - 1) / 2) * height
         axis.barh(rows, shares, height, color=COLOURS[number], label=f"{'AB'[number]}: {run.method}")
@@ -248,6 +278,8 @@ def promises(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray]:
     found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs]
     y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
     known = truth >= 0
+    if not ((alpha >= 0) & (alpha <= 1)).all():
+        raise UserError("Stored sizes alpha of credal sets are no numbers from 0 to 1: pseudo_labels.npz is damaged.")
     return 1 - alpha[known], (y == truth)[known]
 
 

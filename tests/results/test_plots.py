@@ -1,4 +1,7 @@
 """Figures: what they are drawn from, both formats, and runs that lack something."""
+import os
+import shutil
+
 import numpy as np
 import pytest
 from helpers import invoke, write_run
@@ -126,7 +129,8 @@ def test_files(folder, tmp_path, kind):
 
 
 def test_from_the_command_line(command, folder, tmp_path):
-    assert "There is no" in command("cssl-plot", "reliability", folder, "-o", tmp_path / "x", code=2).stderr
+    done = command("cssl-plot", "reliability", folder / "*/FixMatch_*", "-o", tmp_path / "x", code=2)
+    assert "There is no" in done.stderr
 
 
 def test_damaged_and_missing(tmp_path):
@@ -144,6 +148,70 @@ def test_damaged_and_missing(tmp_path):
     assert "unfinished (1 of 4 kimg)" in invoke("plot", "curves", path, "-o", tmp_path / "x").stderr
     with pytest.raises(UserError, match="None of the runs has a report"):
         invoke("plot", "classes", write_run(tmp_path / "empty", []), "-o", tmp_path / "x")
+
+
+def changed(path, **arrays):
+    np.savez(path, **{name: array for name, array in {**np.load(path), **arrays}.items() if array is not None})
+
+
+def reported(path, text):
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    (path / "metrics.jsonl").write_text("".join(f"{line[:-1]}, {text}}}\n" for line in lines))
+
+
+DAMAGES = {
+    "predictions": {
+        "empty": lambda file: file.write_bytes(b""), "cut": lambda file: os.truncate(file, 500),
+        "a folder": lambda file: (file.unlink(), file.mkdir()),
+        "no labels": lambda file: changed(file, labels=None),
+        "one axis": lambda file: changed(file, probabilities=np.ones(200)),
+        "words": lambda file: changed(file, probabilities=np.full((200, 10), "x")),
+        "NaN": lambda file: changed(file, probabilities=np.full((200, 10), np.nan)),
+        "sevens": lambda file: changed(file, probabilities=np.full((200, 10), 7.0)),
+        "no images": lambda file: changed(file, probabilities=np.zeros((0, 10)), labels=np.zeros(0, int)),
+        "fewer labels": lambda file: changed(file, labels=np.zeros(100, int)),
+        "other labels": lambda file: changed(file, labels=np.full(200, 99))},
+    "pseudo_labels": {
+        "empty": lambda file: file.write_bytes(b""), "shorter": lambda file: changed(file, alpha=np.ones(3)),
+        "words": lambda file: changed(file, alpha=np.full(40, "x")),
+        "NaN": lambda file: changed(file, alpha=np.full(40, np.nan)),
+        "sevens": lambda file: changed(file, alpha=np.full(40, 7.0))},
+    "class_distribution": {text: lambda run, text=text: reported(run, f'"class_distribution": {text}')
+                           for text in ('"x"', "3", "[[1, 2]]", '["a", "b"]')},
+    "credal": {text: lambda run, text=text: reported(run, f'"credal": {text}')
+               for text in ("3", '"truth"', "null", '{"truth": "x", "upper": 1, "deciles": []}')}}
+
+
+def with_damaged(folder, part):
+    """Writes a run, and a copy for each damage; returns it and these."""
+    whole = write_run(folder, [50, 60], stats=True, train_kimg=2)
+    reported(whole, '"credal": {"truth": 0.9, "upper": 0.95}')
+    for damage in DAMAGES[part].values():
+        shutil.copytree(whole, other := whole.with_name(f"CSSL_{len(list(whole.parent.iterdir()))}"))
+        damage(other if part in ("class_distribution", "credal") else other / f"stats/{part}.npz")
+        yield other
+
+
+@pytest.mark.parametrize(("kind", "part"), [("reliability", "predictions"), ("classes", "predictions"),
+                                            ("credal", "pseudo_labels"), ("classes", "class_distribution"),
+                                            ("credal", "credal")])
+def test_damage_of_one_run_leaves_the_others_figures(tmp_path, kind, part):
+    damaged = list(with_damaged(tmp_path / "runs", part))
+    done = invoke("plot", kind, tmp_path / "runs", "-o", tmp_path / "x")
+    assert len(done.stdout.split()) == 2
+    assert {line.split(": ")[1] for line in done.stderr.splitlines()} == set(map(str, damaged))
+
+
+def test_damage_of_one_run_leaves_the_others_table_and_report(tmp_path):
+    damaged = [run for part in ("predictions", "pseudo_labels") for run in with_damaged(tmp_path / part, part)]
+    for file in ("metrics.jsonl", "args/args.json", "args/environment.json", "stats/rates.json"):
+        (damaged.pop() / file).write_text("[" * 200_000)
+    done = invoke("table", tmp_path)
+    assert "45.00 (1)" in done.stdout and "args.json is unreadable" in done.stdout
+    invoke("report", tmp_path, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('<details class="run"') == page.count("<h4>Calibration on the test set</h4>") + 1 == 18
+    assert page.count("damaged") > 12
 
 
 def panels_of(figure):
