@@ -26,7 +26,7 @@ from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute
 from libml.devices.machine import cpu_facts, usable_memory
-from libml.errors import UserError, printable
+from libml.errors import UserError, check_function, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom, memory
 from libml.networks.applications import is_application
@@ -126,6 +126,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
+    _check_given(config, data, hooks)
     _check_custom(config, network, strong)
     strategy = distribute.create_strategy(config.scale,
                                           distribute.find_cluster(config.scale.strategy, environment or {}))
@@ -153,6 +154,20 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         if group.size > 1:  # proof, in every process's output, that all hold the same weights
             print(f"worker {group.rank}: weights sha256 {run.model.fingerprint()}", flush=True)
         return run
+
+
+def _check_given(config: RunConfig, data: SSLData | None, hooks: Sequence[Hook]) -> None:
+    """Raises UserError for what would fail later, such as at the first report."""
+    if not isinstance(config, RunConfig) or not isinstance(data, SSLData | None):
+        raise UserError(f"train got {type(config).__name__} and {type(data).__name__}; expected RunConfig.of(Method, …)"
+                        " and, if there are any, images as cssl.from_arrays or cssl.load returns them.")
+    if not isinstance(hooks, Sequence):
+        raise UserError(f"hooks is {type(hooks).__name__}; expected a list of functions and Keras callbacks.")
+    for hook in hooks:
+        if isinstance(hook, type):
+            raise UserError(f"The hook {hook.__name__} is a class; expected an instance of it.")
+        if not isinstance(hook, keras.callbacks.Callback):
+            check_function(hook, "A hook", "trainer", "report")
 
 
 def _check_custom(config: RunConfig, network: Builder | None, strong: Callable | None) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from libml.augment import autoaugment, ctaugment, kernels
 from libml.augment.ops import AUTO_OPS, CHUNKED, OPS, PARTITIONED, RAND_OPS, SELECTED, Policy, pillow_policy, run_policy
 from libml.augment.spec import LEVELS, AugmentSpec, AutoAugment, RandAugment, parse_augment, parse_policy
-from libml.errors import UserError
+from libml.errors import UserError, check_function
 
 _LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
 
@@ -118,23 +118,29 @@ class Augmenter(tf.Module):
         return cls(**config | {"own_strong": keras.saving.deserialize_keras_object(config["own_strong"])})
 
     def _try_own_strong(self) -> None:
-        """Raises UserError unless an own strong augmentation returns what it should for two images of noise."""
-        if not callable(self.own_strong):
-            raise UserError(f"The strong augmentation is {type(self.own_strong).__name__}; expected a function of "
-                            "uint8 images and a seed.")
-        noise = np.random.RandomState(0).randint(0, 256, (2, *self.image_shape)).astype(np.uint8)
-        made = self._own_strong_view(tf.constant(noise), tf.constant([0, 0], tf.int64)).numpy()
-        if not np.abs(made).max() <= 1.001:  # rounding
-            raise UserError(f"The strong augmentation returns floats from {made.min():g} to {made.max():g}; expected "
-                            "-1 to 1, or uint8.")
+        """Raises UserError unless an own strong augmentation returns what it should for noise, alike for one seed."""
+        check_function(self.own_strong, "The strong augmentation", "images", "seed")
+        noise = tf.constant(np.random.RandomState(0).randint(0, 256, (8, *self.image_shape)), tf.uint8)
+        # Traced twice: what Python or NumPy draw is drawn once, for all the steps of a run.
+        made, again = (tf.function(self._own_strong, autograph=False)(noise, tf.constant([0, 0], tf.int64)).numpy()
+                       for _ in range(2))
+        if made.dtype != np.uint8 and not (-1.001 <= made.min() < 0 and made.max() <= 1.001):  # rounding
+            raise UserError(f"The strong augmentation returns floats from {made.min():g} to {made.max():g} for noise; "
+                            "expected -1 to 1 (2 * x - 1, if yours are from 0 to 1), or uint8.")
+        if not np.allclose(made, again, atol=1 if made.dtype == np.uint8 else 0.01):
+            raise UserError("The strong augmentation makes two views of one image with one seed; expected all its "
+                            "randomness to come from the seed, as with tf.random.stateless_uniform(shape, seed).")
 
-    def _own_strong_view(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def _own_strong(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         assert self.own_strong is not None
-        made = tf.convert_to_tensor(self.own_strong(images, seed))
+        made = self.own_strong(images, seed)
+        if not isinstance(made, tf.Tensor | np.ndarray):
+            raise UserError(f"The strong augmentation returns {type(made).__name__}; expected images.")
+        made = tf.convert_to_tensor(made)
         if made.shape != images.shape or not (made.dtype.is_floating or made.dtype == tf.uint8):
             raise UserError(f"The strong augmentation turns images of shape {images.shape} into {made.dtype.name} of "
                             f"shape {made.shape}; expected the same shape, uint8 or floats.")
-        return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
+        return made
 
     @property
     def _form(self) -> str:
@@ -188,7 +194,8 @@ class Augmenter(tf.Module):
         `part` says whose policy: "strong", "labeled_strong", or "labeled" where labelled images train on one.
         """
         if self.own_strong is not None and part != "labeled":
-            return self._own_strong_view(images, seed)
+            made = self._own_strong(images, seed)
+            return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
         return self.strong_view(images, self.sample_strong(images.shape[0], seed, rates, part), part)
 
     def strong_view(self, images: tf.Tensor, samples: Samples, part: str = "strong") -> tf.Tensor:

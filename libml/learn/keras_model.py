@@ -16,6 +16,7 @@ from libml.config import describe
 from libml.errors import UserError
 from libml.lazy import keras, tf
 from libml.learn import monitors
+from libml.networks import custom
 
 if TYPE_CHECKING:
     from keras import Model as _KerasModel
@@ -24,6 +25,7 @@ else:
         """Holds the place of keras.Model until the first model is made."""
 
 ENDLESS = 10 ** 9  # batches that nobody means to be one epoch
+_WRONG_LABEL = "a label is no class"
 
 
 def register(cls: type) -> None:
@@ -38,6 +40,25 @@ def check_passes(model: KerasModel, network: keras.Model, options: Iterable[str]
         raise UserError(f"{type(model).__name__} needs a network that knows {', '.join(options)}, which the "
                         f"{type(network).__name__} {network.name} does not: use one of libml.networks, or your own "
                         "whose call takes it.")
+
+
+def _is_endless(batches: tf.data.Dataset) -> bool:
+    length = int(batches.cardinality())
+    return length == tf.data.INFINITE_CARDINALITY or length > ENDLESS
+
+
+def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
+    """Raises UserError for arguments of a model that would fail, or go wrong, in the middle of training."""
+    for name, fits, wanted in (
+            ("num_classes", lambda v: isinstance(v, int | np.integer) and v > 1, "a whole number from 2 up"),
+            ("total_images", lambda v: isinstance(v, int | float | np.number) and 0 < v < np.inf, "a positive number"),
+            ("seed", lambda v: isinstance(v, int | np.integer) and abs(v) < 2 ** 63, "a whole number of 64 bits"),
+            ("options", lambda v: v is None or isinstance(v, cls.Options), f"{cls.__name__}.Options(…)"),
+            ("image_statistics", lambda v: v is None or len(v) == 2 and np.min(v[1]) > 0,
+             "mean and standard deviation of each channel, which must not be 0"),
+            ("augmenter", lambda v: v is None or isinstance(v, augment.Augmenter), "data.augmenter(…)")):
+        if name in given and not fits(given[name]):
+            raise UserError(f"{cls.__name__} got {name}={given[name]!r}; expected {wanted}.")
 
 
 class Optimizer:
@@ -90,8 +111,9 @@ class KerasModel(_KerasModel):
             signature = inspect.signature(cls.__init__)
             bound = signature.bind(made, *args, **kwargs)
             given = dict(zip([*signature.parameters][1:], bound.args[1:], strict=False)) | bound.kwargs
+        _check_arguments(cls, given)
         # Within a namespace, where Keras does not look for layers to save.
-        object.__setattr__(made, "_hidden", SimpleNamespace(given=given, means={}))
+        object.__setattr__(made, "_hidden", SimpleNamespace(given=given, means={}, checked=False))
         return made
 
     @property
@@ -111,58 +133,106 @@ class KerasModel(_KerasModel):
                         jit_compile=False)  # XLA is the method's own `jit`: not for augmentation
         self.optimizer = Optimizer(self)
 
-    def get_compile_config(self) -> dict:
-        """What `compile` was called with."""
-        return {"run_eagerly": self.run_eagerly, "steps_per_execution": self.steps_per_execution}
-
     def compile_from_config(self, config: dict) -> None:
         """Compiles a loaded model."""
-        self.compile(**config)
+        self.compile(run_eagerly=config["run_eagerly"], steps_per_execution=config["steps_per_execution"])
 
-    def fit(self, x=None, y=None, *, steps_per_epoch: int | None = None, **arguments):
+    def fit(self, x=None, y=None, *, steps_per_epoch: int | None = None, validation_data=None, **arguments):
         """Trains on batches as `SSLData.dataset` makes them; the history holds means over each epoch.
 
         Args:
             x: a tf.data.Dataset of dicts: labeled, label, unlabeled and, to monitor pseudo-labels, unlabeled_label.
             y: nothing; labels are in `x`.
             steps_per_epoch: updates per epoch; needed where `x` is endless.
-            **arguments: as Keras has them: epochs, callbacks, verbose, validation_data (images, labels) …
+            validation_data: images and labels, or a dataset of such batches.
+            **arguments: as Keras has them: epochs, callbacks, verbose …
         """
-        self._check_batches(x, y, steps_per_epoch)
+        refused = sorted(arguments.keys() & {"batch_size", "class_weight", "sample_weight", "shuffle",
+                                             "validation_split"})
+        if refused:
+            raise UserError(f"fit got {', '.join(refused)}; expected nothing of the kind: batches and their order are "
+                            "the dataset's, the loss is the method's.")
+        if steps_per_epoch is not None and not (isinstance(steps_per_epoch, int | np.integer) and steps_per_epoch > 0):
+            raise UserError(f"fit got steps_per_epoch={steps_per_epoch!r}; expected a whole number from 1 up.")
+        self._check_batches(x, y, steps_per_epoch is None)
+        if validation_data is not None:
+            self._check_validation(validation_data)
+        self._check_network()
         if not self.compiled:
             self.compile()
-        return super().fit(x, steps_per_epoch=steps_per_epoch, shuffle=False, **arguments)
+        try:
+            return super().fit(x.map(self._check_labels), steps_per_epoch=steps_per_epoch, shuffle=False,
+                               validation_data=validation_data, **arguments)
+        except tf.errors.InvalidArgumentError as error:
+            if _WRONG_LABEL not in str(error):
+                raise
+            raise UserError(f"Batches have labels that are no class; expected 'label' from 0 to {self.num_classes - 1}."
+                            ) from error
 
-    def _check_batches(self, x, y, steps_per_epoch: int | None) -> None:
+    def _check_labels(self, batch: dict) -> dict:
+        """Stops the input at a label that is no class: not every device does, and then the loss is wrong or NaN."""
+        fits = tf.reduce_all((batch["label"] >= 0) & (batch["label"] < self.num_classes))
+        with tf.control_dependencies([tf.debugging.Assert(fits, [_WRONG_LABEL])]):
+            return batch | {"label": tf.identity(batch["label"])}
+
+    def _check_batches(self, x, y, whole: bool) -> None:
         name, options = type(self).__name__, self.options
         if self.augmenter is None:
             raise UserError(f"This {name} has no augmenter to make views with: give it augmenter=data.augmenter().")
         if self.distribute_strategy.num_replicas_in_sync > 1:
             raise UserError(f"fit trains on one device; this {name} was made for "
                             f"{self.distribute_strategy.num_replicas_in_sync}. cssl.train uses them all.")
-        spec = getattr(x, "element_spec", None)
-        wanted = {"labeled": options.batch, "label": options.batch}
+        images, labels = ([tf.uint8], self.augmenter.image_shape), ([tf.int64, tf.int32], ())
+        wanted = {"labeled": (options.batch, *images), "label": (options.batch, *labels)}
         if self.uses_unlabeled:
-            wanted |= {"unlabeled": options.batch * options.uratio}
+            wanted["unlabeled"] = options.batch * options.uratio, *images
+        spec = x.element_spec if isinstance(x, tf.data.Dataset) else None
         if y is not None or not isinstance(spec, dict) or not wanted.keys() <= spec.keys():
             raise UserError(f"fit got {type(x).__name__}{'' if y is None else ' and labels'}; expected a dataset of "
                             f"dicts with {', '.join(wanted)}, as data.dataset(model) gives for "
                             "data = cssl.from_arrays(…) or cssl.load(…).")
-        for key, size in wanted.items():
-            if spec[key].shape.rank is None or spec[key].shape[0] != size:
-                raise UserError(f"Batches have {spec[key].shape[0] if spec[key].shape.rank else 'unknown numbers of'} "
+        if self.uses_unlabeled and "unlabeled_label" in spec:
+            wanted["unlabeled_label"] = options.batch * options.uratio, *labels
+        for key, (size, dtypes, shape) in wanted.items():
+            found = spec[key]
+            if not isinstance(found, tf.TensorSpec):
+                raise UserError(f"Batches have {key!r} as {type(found).__name__}; expected a dense tensor.")
+            if found.shape.rank is None or found.shape[:1] != (size,):
+                raise UserError(f"Batches have {found.shape[0] if found.shape.rank else 'unknown numbers of'} "
                                 f"images in {key!r}, but batch={options.batch} and uratio={options.uratio} of this "
                                 f"{name} mean {size}: batch them so, with drop_remainder=True.")
-        for key in sorted({"labeled", "unlabeled"} & wanted.keys()):
-            if spec[key].dtype != tf.uint8 or tuple(spec[key].shape[1:]) != self.augmenter.image_shape:
-                raise UserError(f"Batches have {key!r} of {spec[key].dtype.name}, shape {spec[key].shape[1:]}; "
-                                f"expected uint8, {self.augmenter.image_shape}.")
-        length = int(x.cardinality())
-        if steps_per_epoch is None and (length == tf.data.INFINITE_CARDINALITY or length > ENDLESS):
+            if found.dtype not in dtypes or tuple(found.shape[1:]) != shape:
+                raise UserError(f"Batches have {key!r} of {found.dtype.name}, shape {found.shape[1:]}; "
+                                f"expected {dtypes[0].name}, {shape}.")
+        if int(x.cardinality()) == 0:
+            raise UserError("The dataset has no batches.")
+        if whole and _is_endless(x):
             raise UserError("These batches never end: say how many make an epoch, with steps_per_epoch.")
+
+    def _check_validation(self, data) -> None:
+        """Raises UserError before an epoch is trained for nothing."""
+        if isinstance(data, tf.data.Dataset):
+            logits, labels = self._predict_dataset(data.take(1))
+            self._checked_labels(labels, len(logits))
+        elif isinstance(data, tuple | list) and len(data) == 2:
+            self._checked_labels(data[1], len(self._checked(data[0])))
+        else:
+            raise UserError(f"validation_data is {type(data).__name__}; expected (images, labels), or a dataset of "
+                            "such batches.")
+
+    def _check_network(self) -> None:
+        given = self.made_of["network"]
+        if len(self.network.trainable_variables) != len(self.ema_weights):
+            raise UserError(f"The network {given.name} has other weights to train than when this {type(self).__name__} "
+                            "was made: set trainable before, and make a new model.")
+        if not self._hidden.checked and not type(given).__module__.startswith("libml."):
+            custom.check_values(given, self.num_classes, self.augmenter.image_shape)
+        self._hidden.checked = True
 
     def train_step(self, batch: dict) -> dict:
         """One update of `fit`: the means of its scalars since the epoch began, the total also as `loss`."""
+        if not isinstance(batch, dict):
+            raise UserError(f"A batch is {type(batch).__name__}; expected a dict, as data.dataset(model) has them.")
         scalars, means = self.train_on_bytes(batch), self._hidden.means
         with tf.init_scope():
             for name in scalars.keys() - means:
@@ -191,8 +261,12 @@ class KerasModel(_KerasModel):
 
     def _checked(self, images) -> np.ndarray:
         """Returns images as an array of bytes or of float32; UserError unless they are what the model takes."""
-        images, shape = np.asarray(images), self.image_shape
+        shape = self.image_shape
         wanted = "[N, " + ", ".join(str(size or "any") for size in shape) + "]"
+        try:
+            images = np.asarray(images)
+        except ValueError as error:
+            raise UserError(f"Images are of several shapes; this model takes {wanted}: resize them.") from error
         if images.ndim != 4 or any(size not in (None, found) for size, found in zip(shape, images.shape[1:],
                                                                                    strict=True)):
             raise UserError(f"Images have shape {list(images.shape)}; this model takes {wanted}: resize them, and "
@@ -213,7 +287,16 @@ class KerasModel(_KerasModel):
                           "2 * images - 1.", stacklevel=3)
         return images.astype(np.float32)
 
-    def predict(self, x, batch_size: int | None = None, verbose: Any = "auto", **arguments) -> np.ndarray:
+    def _checked_labels(self, labels, number: int) -> np.ndarray:
+        labels = np.asarray(labels)
+        if labels.shape != (number,) or not np.issubdtype(labels.dtype, np.integer) or not (
+                0 <= labels.min() and labels.max() < self.num_classes):
+            raise UserError(f"Labels are {labels.dtype} of shape {list(labels.shape)}; expected a class number from 0 "
+                            f"to {self.num_classes - 1} for each of the {number} images.")
+        return labels
+
+    def predict(self, x, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None,
+                **arguments) -> np.ndarray:
         """Returns logits [N, classes] of the averaged model.
 
         Args:
@@ -221,25 +304,31 @@ class KerasModel(_KerasModel):
                 that begin with them).
             batch_size: images at a time, of an array.
             verbose: whether to show progress.
+            steps: batches of a dataset; None: all.
             **arguments: as Keras has them.
         """
         if isinstance(x, tf.data.Dataset):
-            return self._predict_dataset(x)[0]
-        return super().predict(self._checked(x), batch_size=batch_size, verbose=verbose, **arguments)
+            return self._predict_dataset(x, steps)[0]
+        return super().predict(self._checked(x), batch_size=batch_size, verbose=verbose, steps=steps, **arguments)
 
-    def _predict_dataset(self, batches: tf.data.Dataset, labeled: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+    def _predict_dataset(self, batches: tf.data.Dataset, steps: int | None = None,
+                         ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns logits, and the labels that come with the images."""
+        batches = batches if steps is None else batches.take(steps)
+        if _is_endless(batches):
+            raise UserError("These batches never end: say how many to take, with steps.")
         logits, labels = [], []
         for element in batches:
             images, *further = element if isinstance(element, tuple) else (element,)
-            if labeled and not further:
-                raise UserError("The dataset has images alone; expected (images, labels).")
             logits.append(self.predict_on_batch(self._checked(images)))
             labels += further[:1]
         if not logits:
             raise UserError("The dataset has no images.")
-        return np.concatenate(logits), np.concatenate(labels) if labeled else None
+        return np.concatenate(logits), np.concatenate(labels) if labels else None
 
-    def evaluate(self, x, y=None, batch_size: int | None = None, verbose: Any = 0, **others) -> dict[str, float]:
+    def evaluate(self, x, y=None, batch_size: int | None = None, verbose: str | int = 0, sample_weight=None,
+                 steps: int | None = None, callbacks=None, return_dict: bool = True,
+                 _use_cached_eval_dataset: bool = False) -> dict[str, float]:
         """Returns accuracy (in percent), ece, nll, brier and loss (the nll) of the averaged model, by name.
 
         Args:
@@ -247,23 +336,31 @@ class KerasModel(_KerasModel):
             y: class numbers [N].
             batch_size: images at a time, of an array.
             verbose: whether to show progress.
-            **others: what Keras's `fit` says besides, which has no effect.
+            sample_weight: nothing; every image counts alike.
+            steps: batches of a dataset; None: all.
+            callbacks, return_dict: as Keras's `fit` gives them, without effect.
         """
+        if sample_weight is not None or y is not None and isinstance(x, tf.data.Dataset):
+            raise UserError(f"evaluate got {'labels beside a dataset' if sample_weight is None else 'sample_weight'}; "
+                            "expected images and labels, or a dataset of both.")
         if isinstance(x, tf.data.Dataset):
-            logits, y = self._predict_dataset(x, labeled=True)
+            logits, y = self._predict_dataset(x, steps)
         else:
             logits = self.predict(x, batch_size=batch_size or 256, verbose=verbose)
-        labels = np.asarray(y)
-        if labels.shape != (len(logits),) or not np.issubdtype(labels.dtype, np.integer) or not (
-                0 <= labels.min() and labels.max() < self.num_classes):
-            raise UserError(f"Labels are {labels.dtype} of shape {list(labels.shape)}; expected a class number from 0 "
-                            f"to {self.num_classes - 1} for each of the {len(logits)} images.")
+        labels = self._checked_labels(y, len(logits))
         from libml.results import metrics
 
         scores = metrics.scores(tf.nn.softmax(logits).numpy(), labels)
         return {"loss": scores["nll"], **scores}
 
     # Files.
+
+    def save(self, filepath, *arguments, **named) -> None:
+        """Writes all that `cssl.load_model` needs to go on: as Keras has it, to a .keras file."""
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise UserError(f"{filepath} would be of the older format, which does not hold all of this model; expected "
+                            "a name that ends in .keras.")
+        super().save(filepath, *arguments, **named)
 
     def get_config(self) -> dict:
         """Returns what the model was made of."""
@@ -306,6 +403,10 @@ class KerasModel(_KerasModel):
     def load_own_variables(self, store) -> None:
         """Reads what `save_own_variables` wrote."""
         unsaved = self._unsaved()
+        missing = unsaved.keys() - set(store.keys())
+        if missing:
+            raise UserError(f"The file has no {', '.join(sorted(missing))}: it holds another kind of model, which "
+                            "cssl.load_model(file) builds where it is a .keras file.")
         for name, variable in unsaved.items():
             variable.assign(store[name])
         super().load_own_variables({key: store[key] for key in store.keys() if key not in unsaved})

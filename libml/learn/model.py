@@ -280,7 +280,7 @@ class SSLModel(KerasModel):
             if self.weak_again:
                 again = batch["unlabeled"][:batch["labeled"].shape[0]]
                 views["weak_again"] = augment.to_float(augmenter.weak(again, seeds[-1]))
-        if num_weak or num_strong:
+        if (num_weak or num_strong) and "unlabeled_label" in batch:
             views["unlabeled_label"] = batch["unlabeled_label"]
         seeds, strong, probed = [fold_in(seed, STRONG + k) for k in range(num_strong)], [], None
         if augmenter.learns_rates and seeds:

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from libml.errors import UserError
+import numpy as np
+
+from libml.errors import UserError, check_function
 from libml.lazy import keras, tf
 from libml.randomness import seeded
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
     Builder = Callable[[int, tuple[int, int, int]], keras.Model]
+
+_LOGITS = ("float32", "float16", "bfloat16")
+_BUILT: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def check_network(network: keras.Model, num_classes: int) -> None:
@@ -35,6 +42,52 @@ def check_network(network: keras.Model, num_classes: int) -> None:
     last = network.layers[-1] if shape is not None else None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
         raise UserError(f"The network {network.name} ends in a softmax; expected logits: leave it out.")
+    if not network.trainable_variables:
+        raise UserError(f"The network {network.name} has no weights to train: it has no layers with weights, or all "
+                        "are frozen (trainable = False).")
+    dtypes = {v.dtype for v in network.trainable_variables} - {"float32"}
+    if dtypes:
+        raise UserError(f"The network {network.name} has weights of {', '.join(sorted(dtypes))}; expected float32, "
+                        "which mixed precision has too.")
+
+
+def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+    """Raises UserError unless a network makes finite logits of two batches of noise: as for predictions, in training.
+    """
+    rng, size, name = np.random.RandomState(0), 8, f"The network {network.name}"
+    weights = [tf.convert_to_tensor(v) for v in network.trainable_variables]
+    options = {"seed": tf.constant([0, 0], tf.int64)} if "seed" in inspect.signature(network.call).parameters else {}
+
+    def logits_of(weights: Sequence[tf.Tensor], training: bool) -> tf.Tensor:
+        images = tf.constant(rng.uniform(-1, 1, (size, *image_shape)), tf.float32)
+        return network.stateless_call(weights, network.non_trainable_variables, images, training=training, **options)[0]
+
+    for training in (False, True):
+        try:
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                logits = logits_of(weights, training)
+        except Exception as error:  # layers raise whatever they like
+            reason = str(error).strip().splitlines()[0][:200]
+            raise UserError(f"{name} does not take images of {image_shape} ({reason}).") from error
+        found = f"{logits.dtype.name} of shape {logits.shape}" if tf.is_tensor(logits) else type(logits).__name__
+        if not tf.is_tensor(logits) or logits.shape != (size, num_classes) or logits.dtype not in _LOGITS:
+            raise UserError(f"{name} makes {found} of {size} images; expected float32 of shape {(size, num_classes)}: "
+                            "one logit per class.")
+        if not tf.reduce_all(tf.math.is_finite(logits)):
+            raise UserError(f"{name} gives NaN or infinite logits {'in training' if training else 'at inference'}, of "
+                            "noise from -1 to 1; expected finite ones.")
+    if all(gradient is None for gradient in tape.gradient(logits, weights)):
+        raise UserError(f"{name} cannot learn: no gradient of its logits comes to its weights.")
+    # Logits may lie between 0 and 1 by chance; whatever the weights are, only probabilities do.
+    for _ in range(8):
+        if tf.reduce_any((logits < 0) | (logits > 1)):
+            return
+        logits = logits_of([v.numpy() * rng.choice([-1, 1], v.shape) + rng.normal(0, 0.02, v.shape) for v in weights],
+                           training=True)
+    last = "softmax" if np.allclose(tf.reduce_sum(logits, -1), 1, atol=1e-2) else "sigmoid"
+    raise UserError(f"{name} gives numbers from 0 to 1 whatever its weights are, as if it ended in a {last}; expected "
+                    "logits: leave it out.")
 
 
 def build_network(builder: Builder, num_classes: int, image_shape: tuple[int, int, int], seed: int) -> keras.Model:
@@ -42,23 +95,20 @@ def build_network(builder: Builder, num_classes: int, image_shape: tuple[int, in
 
     Equal seeds give equal initial weights.
     """
-    if not callable(builder) or isinstance(builder, keras.Model):
+    if isinstance(builder, keras.Model):
         raise UserError(f"network is {type(builder).__name__}; expected a function of num_classes and image_shape that "
                         "returns a Keras model, so that a continued run can build it again.")
+    check_function(builder, "network", "num_classes", "image_shape")
     with seeded(seed):
         network = builder(num_classes, image_shape)
         if isinstance(network, keras.Model) and not network.built:
             network(tf.zeros([1, *image_shape]))  # creates the weights
     check_network(network, num_classes)
-    try:
-        logits, _ = network.stateless_call(network.trainable_variables, network.non_trainable_variables,
-                                           tf.zeros([2, *image_shape]), training=False)  # as training calls it
-    except Exception as error:  # layers raise whatever they like
-        raise UserError(f"The network {network.name} does not take images of {image_shape} "
-                        f"({str(error).strip().splitlines()[0][:200]}).") from error
-    if logits.shape != (2, num_classes):
-        raise UserError(f"The network {network.name} makes {logits.shape} of two images; expected (2, {num_classes}): "
-                        "one logit per class.")
+    if network in _BUILT:
+        raise UserError(f"The function {_name_of(builder)} returned a network that it has returned before, which is "
+                        "trained by now; expected a new one at each call.")
+    _BUILT.add(network)
+    check_values(network, num_classes, image_shape)
     return network
 
 

@@ -413,8 +413,8 @@ def test_an_own_network_on_two_replicas(tmp_path):
     (dict(network=lambda c, shape: tiny_net(c + 1, shape)), r"gives \(None, 11\); expected \(None, 10\)"),
     (dict(network=lambda c, shape: tiny_net(c, (8, 8, 3))), r"does not take images of \(16, 16, 3\)"),
     (dict(strong="flip"), "The strong augmentation is str"),
-    (dict(strong=lambda x, seed: tf.cast(x, tf.float32)), "returns floats from 0 to 25[45]; expected -1 to 1"),
-    (dict(strong=lambda x, seed: x[:, :8]), r"into uint8 of shape \(2, 8, 16, 3\); expected the same shape"),
+    (dict(strong=lambda x, seed: tf.cast(x, tf.float32)), "returns floats from 0 to 255 for noise; expected -1 to 1"),
+    (dict(strong=lambda x, seed: x[:, :8]), r"into uint8 of shape \(8, 8, 16, 3\); expected the same shape"),
     (dict(strong=lambda x, seed: tf.cast(x, tf.int32)), "into int32")])
 def test_own_parts_that_make_no_sense(tmp_path, own_parts, message):
     with pytest.raises(UserError, match=message) as caught:
