@@ -140,8 +140,24 @@ def test_batches_that_contradict_the_options(digits):
         with pytest.raises(UserError, match=message) as caught:
             model.fit(x)
         assert "\n" not in str(caught.value)
+    for x, message in [
+            (batches(label=lambda y: tf.cast(y, tf.float32)), "'label' of float32, .* expected int64"),
+            (batches(label=lambda y: tf.one_hot(y, 10, dtype=tf.int64)), r"'label' of int64, shape \(10,\)"),
+            (batches(label=lambda y: tf.sparse.from_dense(y)), "'label' as SparseTensorSpec; expected a dense tensor"),
+            (batches(labeled=tf.RaggedTensor.from_tensor), "'labeled' as RaggedTensorSpec; expected a dense tensor"),
+            (batches(label=lambda y: {"y": y}), "'label' as dict; expected a dense tensor"),
+            (batches(unlabeled_label=lambda y: y[:2]), "have 2 images in 'unlabeled_label', .* mean 8"),
+            (batches().take(0), "The dataset has no batches"), (iter(batches()), "fit got OwnedIterator; expected"),
+            (batches(label=lambda y: y + 10), "labels that are no class; expected 'label' from 0 to 9"),
+            (batches(label=lambda y: y - 20), "labels that are no class")]:
+        with pytest.raises(UserError, match=message) as caught:
+            model.fit(x, steps_per_epoch=1, verbose=0)
+        assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="and labels; expected"):
         model.fit(batches(), digits.labels)
+    with pytest.raises(UserError, match="A batch is tuple; expected a dict"):
+        model.compile()
+        model.train_on_batch(digits.images[:4], digits.labels[:4])
     with pytest.raises(UserError, match="has no augmenter .* augmenter=data.augmenter"):
         alone.fit(batches())
     with pytest.raises(UserError, match="compile got 'adam', metrics, but CSSL has its own loss"):
@@ -151,6 +167,33 @@ def test_batches_that_contradict_the_options(digits):
     with pytest.raises(UserError, match="fit trains on one device; .* cssl.train uses them all"):
         model.fit(batches(), steps_per_epoch=1)
     assert int(model.updates.numpy()) == 0
+
+
+def test_labels_of_unlabelled_images_may_be_left_out(digits):
+    """They are for monitors alone: the weights become the same."""
+    model, twin = make(), make()
+    history = model.fit(digits.dataset(model).map(lambda batch: {key: batch[key] for key in (
+        "labeled", "label", "unlabeled")}), steps_per_epoch=2, verbose=0).history
+    twin.fit(digits.dataset(twin), steps_per_epoch=2, verbose=0)
+    assert model.fingerprint() == twin.fingerprint() and "monitors/pseudo_accuracy" not in history
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (dict(steps_per_epoch=0), "steps_per_epoch=0; expected a whole number from 1 up"),
+    (dict(steps_per_epoch=-1), "steps_per_epoch=-1"), (dict(steps_per_epoch=1.5), "steps_per_epoch=1.5"),
+    (dict(batch_size=8), "fit got batch_size; expected nothing of the kind"),
+    (dict(class_weight={0: 1.0}, validation_split=0.1), "fit got class_weight, validation_split"),
+    (dict(validation_data=np.zeros((2, 16, 16, 3), np.uint8)), "validation_data is ndarray"),
+    (dict(validation_data=(np.zeros((2, 8, 16, 3), np.uint8), [0, 1])), r"shape \[2, 8, 16, 3\]"),
+    (dict(validation_data=(np.zeros((2, 16, 16, 3), np.uint8), np.eye(10)[:2])), "Labels are float64 of shape"),
+    (dict(validation_data=tf.data.Dataset.from_tensors(np.zeros((2, 16, 16, 3), np.uint8))), "expected a class number"),
+    (dict(validation_data=tf.data.Dataset.from_tensors(0).take(0)), "The dataset has no images")])
+def test_arguments_of_fit_that_make_no_sense(digits, arguments, message):
+    """Endless before, ignored, or an error after an epoch that was trained for nothing."""
+    model = make()
+    with pytest.raises(UserError, match=message) as caught:
+        model.fit(digits.dataset(model), **{"steps_per_epoch": 1, "verbose": 0, **arguments})
+    assert "\n" not in str(caught.value) and int(model.updates.numpy()) == 0
 
 
 # predict and evaluate.
@@ -200,6 +243,22 @@ def test_the_size_of_images_is_known_without_an_augmenter(network):
         "resnet", num_classes=4, image_shape=(16, 16, 3), filters=4, repeat=1, scales=1)
     with pytest.raises(UserError, match=r"takes \[N, 16, 16, 3\]"):
         CSSL(net, 4).predict(np.zeros((1, 32, 32, 3), np.uint8))
+
+
+def test_batches_to_predict_and_evaluate(digits, fitted):
+    """As many as one says; never all of what has no end."""
+    images, labels = digits.test_images[:8], digits.test_labels[:8]
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(4)
+    assert fitted[0].predict(batches.repeat(), steps=3).shape == (12, 10)
+    assert fitted[0].evaluate(batches.repeat(), steps=2) == fitted[0].evaluate(batches)
+    for call, message in [(lambda: fitted[0].predict(batches.repeat()), "These batches never end: .* with steps"),
+                          (lambda: fitted[0].evaluate(batches.repeat()), "These batches never end"),
+                          (lambda: fitted[0].evaluate(batches, labels), "evaluate got labels beside a dataset"),
+                          (lambda: fitted[0].evaluate(images, labels, sample_weight=[1] * 8), "got sample_weight"),
+                          (lambda: fitted[0].predict([images[0], images[1][:8]]), "Images are of several shapes")]:
+        with pytest.raises(UserError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
 
 
 def test_labels_that_make_no_sense(digits, fitted):
@@ -267,6 +326,23 @@ def test_every_kind_of_model_can_be_saved(tmp_path, method, arch, arguments):
                                   network(images / 255.0))
 
 
+def test_files_that_hold_something_else(tmp_path):
+    """Ours where it is ours to say; else Keras's own errors, and a file that was there stays as it was."""
+    with pytest.raises(UserError, match=r"m.h5 would be of the older format.*; expected a name that ends in .keras"):
+        make().save(tmp_path / "m.h5")
+    make(augment="d.d.x").save_weights(tmp_path / "plain.weights.h5")
+    with pytest.raises(ValueError, match="The file has no rates: it holds another kind of model"):
+        make(augment="d.d.d").load_weights(tmp_path / "plain.weights.h5")
+    with pytest.raises(OSError):
+        make().save(tmp_path / f"{'x' * 300}.keras")
+    with pytest.raises(ValueError, match="File not found"):
+        cssl.load_model(tmp_path / "none.keras")
+    (tmp_path / "garbage.keras").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="keras"):
+        cssl.load_model(tmp_path / "garbage.keras")
+    assert (tmp_path / "garbage.keras").read_bytes() == b"nothing" and not (tmp_path / "m.h5").exists()
+
+
 def test_heads_are_saved(tmp_path):
     network = networks.build("resnet", num_classes=3, image_shape=(8, 8, 3), filters=4, repeat=1)
     heads = networks.Heads(network, {"small": 2, "own": layers.Dense(5)}, seed=1)
@@ -318,6 +394,20 @@ def test_help_says_every_argument(name):
     assert all(parameters[option].default == field.default for option, field in describe(method.Options).items())
 
 
+@pytest.mark.parametrize("arguments, message", [
+    (dict(num_classes=10.0), "CSSL got num_classes=10.0; expected a whole number from 2 up"),
+    (dict(num_classes=1), "num_classes=1"), (dict(total_images=0), "total_images=0; expected a positive number"),
+    (dict(total_images=float("nan")), "total_images=nan"), (dict(seed=None), "seed=None; expected a whole number"),
+    (dict(seed=2 ** 70), "of 64 bits"), (dict(augmenter="d.d.d"), r"augmenter='d.d.d'; expected data.augmenter\("),
+    (dict(options=Supervised.Options()), r"options=.*; expected CSSL.Options\("),
+    (dict(options={"batch": 4}), "options={'batch': 4}; expected"),
+    (dict(image_statistics=(np.zeros(3), np.zeros(3))), "each channel, which must not be 0")])
+def test_arguments_of_a_model_that_make_no_sense(arguments, message):
+    with pytest.raises(UserError, match=message) as caught:
+        CSSL(tiny_net(10, (16, 16, 3)), **{"num_classes": 10, **arguments})
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("network, message", [
     (lambda: "resnet", "The network is str"), (lambda: keras.Sequential([layers.Dense(4)]), "has no weights yet"),
     (lambda: tiny_net(5, (8, 8, 3)), r"gives \(None, 5\); expected \(None, 4\)"),
@@ -328,6 +418,84 @@ def test_networks_that_are_no_classifiers(network, message):
     with pytest.raises(UserError, match=message) as caught:
         CSSL(network(), 4)
     assert "\n" not in str(caught.value)
+
+
+class Strange(keras.Model):
+    """A dense layer, and what a function of its logits and of `training` makes of them."""
+
+    def __init__(self, last, units=10):
+        super().__init__()
+        self.flatten, self.dense, self.last = layers.Flatten(), layers.Dense(units), last
+
+    def call(self, images, training=False):
+        return self.last(self.dense(self.flatten(images)), training)
+
+
+def frozen(num_classes, image_shape):
+    network = tiny_net(num_classes, image_shape)
+    network.trainable = False
+    return network
+
+
+NAN = float("nan")
+STRANGE = [  # what no constructor can see
+    (lambda x, training: tf.nn.softmax(x), "from 0 to 1 whatever its weights are, as if it ended in a softmax"),
+    (lambda x, training: keras.ops.sigmoid(x), "as if it ended in a sigmoid; expected logits: leave it out"),
+    (lambda x, training: x if training else x * NAN, "NaN or infinite logits at inference"),
+    (lambda x, training: x * NAN if training else x, "NaN or infinite logits in training"),
+    (lambda x, training: tf.stop_gradient(x), "cannot learn: no gradient"),
+    (lambda x, training: {"logits": x}, "makes dict of 8 images; expected float32"),
+    (lambda x, training: None, "makes NoneType of 8 images"),
+    (lambda x, training: x[:, None], r"makes float32 of shape \(8, 1, 10\)"),
+    (lambda x, training: tf.cast(100 * x, tf.int32), "makes int32 of shape"),
+    (lambda x, training: 1 / 0, r"does not take images of \(16, 16, 3\) \(.*division by zero")]
+
+
+@pytest.mark.parametrize("last, message", STRANGE)
+def test_networks_are_tried_before_training_begins(digits, tmp_path, last, message):
+    """By `train`, before there is a folder, and by `fit`."""
+    with pytest.raises(UserError, match=message) as caught:
+        train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path / "runs")),
+              network=lambda num_classes, image_shape: built(last, image_shape))
+    assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
+    model = CSSL(built(last, (16, 16, 3)), 10, batch=4, uratio=2, augmenter=Augmenter("d.d.x", **DIGITS))
+    with pytest.raises(UserError, match=message):
+        model.fit(digits.dataset(model), steps_per_epoch=1, verbose=0)
+
+
+def built(last, image_shape):
+    network = Strange(lambda x, training: x)
+    network(tf.zeros([1, *image_shape]))
+    network.last = last
+    return network
+
+
+@pytest.mark.parametrize("bias", [0.5, 0.1])
+def test_logits_between_0_and_1_are_no_probabilities(bias):
+    """A classifier that starts with one value for all classes, which may even add up to 1."""
+    network = keras.Sequential([keras.Input((16, 16, 3)), layers.Flatten(), layers.Dense(
+        10, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(bias))])
+    own.check_values(network, 10, (16, 16, 3))
+
+
+def test_networks_that_cannot_learn(digits):
+    with pytest.raises(UserError, match="has no weights to train: .* frozen"):
+        CSSL(frozen(10, (16, 16, 3)), 10)
+    model = make()
+    model.network.trainable = False
+    with pytest.raises(UserError, match="has other weights to train than when this CSSL was made"):
+        model.fit(digits.dataset(model), steps_per_epoch=1)
+    double = keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(4, dtype="float64")])
+    with pytest.raises(UserError, match="has weights of float64; expected float32"):
+        CSSL(double, 4)
+
+
+def test_a_network_is_built_anew_for_each_run():
+    """One that another run has trained already would start from what that run has learned."""
+    network = tiny_net(10, (16, 16, 3))
+    own.build_network(lambda num_classes, image_shape: network, 10, (16, 16, 3), 0)
+    with pytest.raises(UserError, match="returned a network that it has returned before"):
+        own.build_network(lambda num_classes, image_shape: network, 10, (16, 16, 3), 0)
 
 
 def test_methods_that_need_more_of_a_network():
@@ -415,7 +583,20 @@ def test_an_own_network_on_two_replicas(tmp_path):
     (dict(strong="flip"), "The strong augmentation is str"),
     (dict(strong=lambda x, seed: tf.cast(x, tf.float32)), "returns floats from 0 to 255 for noise; expected -1 to 1"),
     (dict(strong=lambda x, seed: x[:, :8]), r"into uint8 of shape \(8, 8, 16, 3\); expected the same shape"),
-    (dict(strong=lambda x, seed: tf.cast(x, tf.int32)), "into int32")])
+    (dict(strong=lambda x, seed: tf.cast(x, tf.int32)), "into int32"),
+    (dict(strong=lambda x, seed: tf.cast(x, tf.float32) / 255), r"floats from 0 to 1 for noise; expected -1 to 1 \(2"),
+    (dict(strong=lambda x, seed: None), "The strong augmentation returns NoneType; expected images"),
+    (dict(strong=lambda x, seed: (x, seed)), "returns tuple; expected images"),
+    (dict(strong=lambda x: x), r"<lambda>\(x\); expected a function of images and seed"),
+    (dict(strong=lambda x, seed: x + np.random.randint(255, size=x.shape).astype(np.uint8)),
+     "two views of one image with one seed"),
+    (dict(strong=lambda x, seed: tf.cast(x, tf.float32) * NAN), "returns floats from nan to nan"),
+    (dict(network=lambda num_classes: None), r"network is <lambda>\(num_classes\); expected a function of num_classes"),
+    (dict(hooks=[5]), "A hook is int; expected a function of trainer and report"),
+    (dict(hooks=[lambda: None]), r"A hook is <lambda>\(\); expected a function of trainer and report"),
+    (dict(hooks=[keras.callbacks.EarlyStopping]), "The hook EarlyStopping is a class; expected an instance"),
+    (dict(hooks=print), "hooks is builtin_function_or_method; expected a list"),
+    (dict(data=(np.zeros((4, 8, 8, 3)), np.arange(4))), "train got RunConfig and tuple; expected")])
 def test_own_parts_that_make_no_sense(tmp_path, own_parts, message):
     with pytest.raises(UserError, match=message) as caught:
         train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path / "runs")), **own_parts)
