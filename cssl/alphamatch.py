@@ -38,7 +38,8 @@ class AlphaMatch(SSLModel):
         size = views["weak"].shape[0]
         log_p = tf.reshape(tf.nn.log_softmax(tf.concat([weak[:size], strong], 0)), [1 + options.K, size, -1])
         fixed = tf.stop_gradient(log_p)
-        aligned, mean = self.aligned(tf.exp(fixed[0]), step)
+        q = tf.exp(fixed[0])
+        aligned = self.aligned(q, step.predictions)
         if options.align:
             fixed = tf.concat([tf.math.log(tf.maximum(aligned, 1e-20))[tf.newaxis], fixed[1:]], 0)
         weights = [1 - options.beta] + [options.beta / options.K] * options.K
@@ -49,7 +50,7 @@ class AlphaMatch(SSLModel):
         xeu = tf.reduce_mean(sum(w * d for w, d in zip(weights, divergences, strict=True)))
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         return LossOutput(xe + options.wu * xeu, {"losses/xe": xe, "losses/xeu": xeu}, pseudo_labels=(log_g, None),
-                          mean_prediction=mean)
+                          mean_prediction=tf.reduce_mean(q, 0))
 
 
 if __name__ == "__main__":

@@ -20,24 +20,23 @@ class CSSL(SSLModel):
         reference: str = option("raw", "the class y a set is built around: argmax of the raw prediction (the paper's "
                                 "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))
 
-    def sets(self, q: tf.Tensor, a: tf.Tensor) -> dict[str, tf.Tensor]:
-        """y = argmax q, alpha = 1 - max a, with the aligned prediction a (Sec. 3.4)."""
-        y, alpha = losses.credal_set(q, a, self.options.alpha_bound, self.options.reference)
-        return {"class": y, "alpha": alpha, "aligned": a}
-
     def credal_sets(self, images, q):
         """By the present average of predictions."""
-        return self.sets(q, self.align(q, self.predictions.value))
+        return losses.credal_set(q, self.aligned(q, self.predictions.value), **self.rule)
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """L*(Q, p) with Q from the weak view."""
+        """L*(Q, p) with Q from the weak view: y = argmax q, alpha = 1 - max a, a the aligned prediction (Sec. 3.4)."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        a, mean = self.aligned(q, step)
-        sets = self.sets(q, a)
+        sets = losses.credal_set(q, self.aligned(q, step.predictions), **self.rule)
         loss = losses.credal_loss(strong, sets["class"], sets["alpha"])
         mask = losses.confidence_mask(q, self.options.confidence)
         scalars = {"monitors/alpha": tf.reduce_mean(sets["alpha"]), "metrics/kld": tf.reduce_mean(loss)}
-        return UnlabeledLoss(loss, mask, scalars, mean_prediction=mean)
+        return UnlabeledLoss(loss, mask, scalars, mean_prediction=tf.reduce_mean(q, 0))
+
+    @property
+    def rule(self) -> dict:
+        """What the options say of the sets."""
+        return {"alpha_bound": self.options.alpha_bound, "reference": self.options.reference}
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ class FixMatchDA(SSLModel):
     def unlabeled_loss(self, weak, strong, views, step):
         """H(a, p) and [max q >= tau]."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        a, mean = self.aligned(q, step)
+        a = self.aligned(q, step.predictions)
         mask = losses.confidence_mask(q, self.options.confidence)
-        return UnlabeledLoss(losses.soft_cross_entropy(strong, a), mask, mean_prediction=mean)
+        return UnlabeledLoss(losses.soft_cross_entropy(strong, a), mask, mean_prediction=tf.reduce_mean(q, 0))
 
 
 if __name__ == "__main__":

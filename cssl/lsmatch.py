@@ -19,12 +19,13 @@ class LSMatch(SSLModel):
     def unlabeled_loss(self, weak, strong, views, step):
         """H((1 - alpha) onehot(y) + alpha / C, p)."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        a, mean = self.aligned(q, step)
+        a = self.aligned(q, step.predictions)
         y = tf.argmax(q if self.options.reference == "raw" else a, -1)
         alpha = 1 - tf.reduce_max(a, -1)
         loss = losses.soft_cross_entropy(strong, losses.smooth_targets(y, alpha, self.num_classes))
         mask = losses.confidence_mask(q, self.options.confidence)
-        return UnlabeledLoss(loss, mask, {"monitors/alpha": tf.reduce_mean(alpha)}, mean_prediction=mean)
+        return UnlabeledLoss(loss, mask, {"monitors/alpha": tf.reduce_mean(alpha)},
+                             mean_prediction=tf.reduce_mean(q, 0))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class ReMixMatch(SSLModel):
 
         q = tf.stop_gradient(tf.nn.softmax(step.forward(views["weak"], update_statistics=False)))
         prior = None if options.p_unlabeled else p_data / tf.reduce_sum(p_data)
-        aligned, mean = self.aligned(q, step, prior)
+        aligned = self.aligned(q, step.predictions, prior)
         guess = losses.sharpen(aligned if options.use_dm else q, options.T)
 
         images = tf.concat([views["labeled"], views["weak"], views["strong"]], 0)
@@ -62,7 +62,8 @@ class ReMixMatch(SSLModel):
         ramp = step.ramp(1024 * options.warmup_kimg)
         return LossOutput(xe + ramp * (options.w_match * match + options.w_kl * kl) + options.w_rot * rot,
                           {"losses/xe": xe, "losses/xeu": match, "losses/kl": kl, "losses/rot": rot},
-                          {"p_data": p_data + 0.001 * (tf.reduce_mean(label, 0) - p_data)}, (guess, None), mean)
+                          {"p_data": p_data + 0.001 * (tf.reduce_mean(label, 0) - p_data)}, (guess, None),
+                          tf.reduce_mean(q, 0))
 
 
 if __name__ == "__main__":

@@ -83,14 +83,13 @@ def project(p: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     return tf.where(is_reference, 1 - alpha, alpha * others / (tf.reduce_sum(others, -1, keepdims=True) + _EPSILON))
 
 
-def credal_set(q: tf.Tensor, a: tf.Tensor, alpha_bound: float = 0.0, reference: str = "raw",
-               ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Class y [N] and size alpha = 1 - max a [N] of the sets {p : p_y >= 1 - alpha} of predictions q and aligned a.
+def credal_set(q: tf.Tensor, a: tf.Tensor, alpha_bound: float = 0.0, reference: str = "raw") -> dict[str, tf.Tensor]:
+    """The sets {p : p_y >= 1 - alpha} of predictions q and aligned a [N, C]: "class" y [N] and "alpha" = 1 - max a [N].
 
-    Both are [N, C]; y is the class of the raw prediction q, or of the "aligned" one.
+    y is the class of the raw prediction q, or of the "aligned" one.
     """
     y = tf.argmax(q if reference == "raw" else a, -1)
-    return y, tf.clip_by_value(1 - tf.reduce_max(a, -1), alpha_bound, 1.0)
+    return {"class": y, "alpha": tf.clip_by_value(1 - tf.reduce_max(a, -1), alpha_bound, 1.0), "aligned": a}
 
 
 def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:

@@ -226,22 +226,18 @@ class SSLModel(KerasModel):
         """Mean cross-entropy of a forward pass over the labelled images alone, which moves the moving statistics."""
         return tf.reduce_mean(losses.cross_entropy(step.forward(views["labeled"]), views["label"]))
 
-    def aligned(self, q: tf.Tensor, step: Step, prior: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns q weighted by class prior over moving average of predictions, normalised (the paper's Eq. 6), and
-        the mean of q, which the loss returns as `mean_prediction`: it enters the average after this step.
+    def aligned(self, q: tf.Tensor, predictions: tf.Tensor | None, prior: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns q weighted by class prior over average of `predictions`, normalised (the paper's Eq. 6).
 
-        Without `prior` the one of `--p_unlabeled` counts.
+        They are `step.predictions` in a loss, which returns the mean of q as `mean_prediction`: it enters the average
+        after this step. Without `prior` the one of `--p_unlabeled` counts.
         """
-        if not self.uses_alignment:
+        if predictions is None:
             raise ValueError(f"{type(self).__name__} calls aligned(): set uses_alignment = True in the class, so that "
                              "it has the moving average of predictions.")
-        return self.align(q, step.predictions, prior), tf.reduce_mean(q, 0)
-
-    def align(self, q: tf.Tensor, predictions: tf.Tensor, prior: tf.Tensor | None = None) -> tf.Tensor:
-        """The same, by an average of `predictions`, such as those that the model has now."""
         p_model = tf.reduce_mean(predictions, 0)
-        prior = self.class_prior if prior is None else prior
-        return losses.align(q, p_data=prior, p_model=p_model / tf.reduce_sum(p_model))
+        return losses.align(q, p_data=self.class_prior if prior is None else prior,
+                            p_model=p_model / tf.reduce_sum(p_model))
 
     def credal_sets(self, images: tf.Tensor, q: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the sets that the method would now learn from float images [N, H, W, channels], {} if it has none.

@@ -279,8 +279,8 @@ class Update:
                         "state": dict(output.state)}
         if model.uses_alignment:
             if output.mean_prediction is None:
-                raise ValueError(f"{name} sets uses_alignment, but its loss returns no mean_prediction: return the one "
-                                 "of self.aligned(q, step), or leave uses_alignment out.")
+                raise ValueError(f"{name} sets uses_alignment, but its loss returns no mean_prediction: return the "
+                                 "mean of q, tf.reduce_mean(q, 0), or leave uses_alignment out.")
             found["mean_prediction"] = output.mean_prediction
         return found
 

@@ -462,7 +462,7 @@ class Misused(SSLModel):
 
 @pytest.mark.parametrize("alignment, misuse, message", [
     (True, lambda self, weak, views, step: None, "but its loss returns no mean_prediction"),
-    (False, lambda self, weak, views, step: self.aligned(weak, step), "set uses_alignment = True in the class"),
+    (False, lambda self, weak, views, step: self.aligned(weak, step.predictions), "set uses_alignment = True in the "),
     (False, lambda self, weak, views, step: {**step.state, "counts": 1}, "returns state .'count', 'counts'.; initial"),
     (False, lambda self, weak, views, step: {}, "returns state ..; initial_state.. declares .'count'.: return all"),
     (False, lambda self, weak, views, step: step.forward(views["weak"], outputs=("head",)), "no output 'head'")])
