@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from cssl.program import exit_on_user_error
-from libml.errors import UserError
+from libml.errors import UserError, printable
 
 TOOLS = ("data", "doctor", "export", "extract", "inspect", "plot", "predict", "report", "reproduce", "sheets", "table")
 
@@ -21,6 +21,11 @@ def parser(description: str | None, runs: bool = False) -> argparse.ArgumentPars
     if runs:
         made.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
     return made
+
+
+def show(text: object) -> None:
+    """Prints a line; on a terminal, what would command it is escaped: names of files and classes may hold anything."""
+    print(printable(text) if sys.stdout.isatty() else text)
 
 
 def number(flag: str, text: str | None, expected: str) -> float | None:

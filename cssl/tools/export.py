@@ -40,13 +40,13 @@ def main() -> None:
     cli.start_tensorflow()
     described = cssl.open(args.run, data_dir=args.data_dir).export(args.output, temperature=temperature, onnx=args.onnx,
                                                                    force=args.force)
-    print(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
-          f"{len(described['class_names'])} classes; {described['calibration']}")
+    tools.show(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
+               f"{len(described['class_names'])} classes; {described['calibration']}")
     if described["scores"]:
         print(table(described["scores"]))
     for name, difference in described["largest_difference_of_a_probability"].items():
         print(f"{name:<14} probabilities within {difference:.1g} of the run's")
-    print(args.output)
+    tools.show(args.output)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ One line per run is printed; runs without numbers are named on stderr, and the e
 import sys
 
 from cssl import tools
+from libml.errors import printable
 from libml.results.metrics import METRICS
 from libml.run import find_runs
 
@@ -23,9 +24,9 @@ def main(metric: str = "accuracy") -> int:
         problems = run.problems + ([] if written else [f"no {args.metric} to extract"])
         if written:
             state = "" if run.finished else f"  unfinished: {run.progress()}"
-            print(f"{path}: " + " ".join(f"{key} {value:.4f}" for key, value in written.items()) + state)
+            tools.show(f"{path}: " + " ".join(f"{key} {value:.4f}" for key, value in written.items()) + state)
         for problem in problems:
-            print(f"warning: {path}: {problem}", file=sys.stderr)
+            print(f"warning: {printable(f'{path}: {problem}')}", file=sys.stderr)
         failed |= not written
     return int(failed)
 

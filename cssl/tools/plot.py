@@ -68,7 +68,8 @@ def main() -> None:
         for run in runs:
             for problem in run.problems:
                 print(f"warning: {printable(f'{run.path}: {problem}')}", file=sys.stderr)
-    print("\n".join(map(str, plots.save(figure, args.output or Path("figures") / args.kind))))
+    for path in plots.save(figure, args.output or Path("figures") / args.kind):
+        tools.show(path)
 
 
 if __name__ == "__main__":

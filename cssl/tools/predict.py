@@ -13,6 +13,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,14 +33,15 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"' if {"|", '"'} & set(name) else name
 
 
-def to_csv(records: list[dict]) -> str:
+def to_csv(records: list[dict], escape: Callable[[str], str] = str) -> str:
     """Formats records as CSV: a distribution as a column per class, a set as its members with bars between."""
     rows = []
     for record in records:
         row = {f"p_{name}": p for name, p in record.pop("probabilities", {}).items()}
         if "set" in record:
             record["set"] = "|".join(map(quoted, record["set"]))
-        rows.append(record | row)
+        rows.append({escape(name): escape(value) if isinstance(value, str) else value
+                     for name, value in (record | row).items()})
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -61,7 +63,7 @@ def draw_sheet(predictions: Predictions, file: Path) -> None:
             short = Path(record["file"]).name[-18:].encode("utf-8", "replace").decode()  # fonts know no stray bytes
             captions.append(f"{record['class'][:18]} {record['probability']:.2f}\n{short}")
     for path in plots.save(plots.plot_captioned(images, captions), file, ("png",)):
-        print(f"contact sheet: {path}", file=sys.stderr)
+        print(f"contact sheet: {printable(path)}", file=sys.stderr)
 
 
 def main() -> None:
@@ -101,7 +103,11 @@ def main() -> None:
         write_atomically(args.csv, lambda file: file.write(text))
     elif args.json:
         print(json.dumps(records, indent=1))
+    elif sys.stdout.isatty():
+        print(to_csv(records, printable), end="")  # a name may hold what commands a terminal
     else:
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding == "utf-8":
+            sys.stdout.reconfigure(errors="surrogateescape")  # names of files keep their bytes
         print(to_csv(records), end="")
     if args.sheet:
         draw_sheet(found, args.sheet)

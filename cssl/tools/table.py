@@ -15,7 +15,7 @@ import csv
 import sys
 
 from cssl import tools
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.results import metrics, paper, tables
 from libml.run import find_runs
 
@@ -65,6 +65,9 @@ def main() -> None:
         lines = tables.numbers_of(grid) if args.format == "csv" else tables.table_of(grid)
     if not grid.cells:
         notes.append("no finished run: the table is empty")
+    notes = list(map(printable, notes))
+    if args.format != "csv" or sys.stdout.isatty():
+        lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
     if args.format == "csv":
         csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
         print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)

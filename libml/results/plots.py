@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.ticker import MaxNLocator
 
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.results import metrics
 from libml.results.paper import Column
 from libml.results.tables import Difference, mean_and_std, row_labels
@@ -49,6 +49,11 @@ def _label(axis: Axis, places: Sequence[float] | np.ndarray, names: Sequence[str
     shown = ["".join(letter if ord(letter) in letters else f"\\u{ord(letter):04x}" for letter in name)
              for name in names]
     axis.set_ticks(places, shown, fontsize="small", fontfamily=fonts, parse_math=False)
+
+
+def _plain(name: object) -> str:
+    """A name of any letters, for figures: no formula, no line break."""
+    return printable(name).replace("$", r"\$")
 
 
 def panels(rows: int, columns: int, width: float, height: float, grid: str = "") -> tuple[Figure, np.ndarray]:
@@ -147,9 +152,9 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
         axis.set_axis_off()
     for axis, ((dataset, count), number) in zip(axes.flat, kinds, strict=False):
         for label, series in sorted(lines[(dataset, count), number].items()):
-            _band(axis, series, f"{label} ({len(series)})", COLOURS[labels.index(label) % len(COLOURS)])
+            _band(axis, series, f"{_plain(label)} ({len(series)})", COLOURS[labels.index(label) % len(COLOURS)])
         axis.set(ylabel=TITLES.get(tags[number]) or metrics.shown(tags[number]).title,
-                 title=f"{dataset}, {count or 'all'} labels")
+                 title=f"{_plain(dataset)}, {count or 'all'} labels")
     _add_legends(figure)
     return figure
 
@@ -173,7 +178,7 @@ def _add_legends(figure: Figure) -> None:
 def _two_panels_each(runs: Sequence[Run], width: float) -> tuple[Figure, np.ndarray]:
     figure, axes = panels(2, len(runs), width, 2.6)
     for axis, run in zip(axes[0], runs, strict=True):
-        axis.set_title(f"{run.method}\n{run.settings.get('dataset', run.path.name)}")
+        axis.set_title(f"{_plain(run.method)}\n{_plain(run.settings.get('dataset', run.path.name))}")
     return figure, axes
 
 
@@ -241,7 +246,7 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
         shares = 100 * np.nan_to_num(metrics.per_class_accuracy(*predicted))
         shares = np.pad(shares, (0, classes - len(shares)))
         rows = np.arange(classes) + (number - (len(runs) - 1) / 2) * height
-        axis.barh(rows, shares, height, color=COLOURS[number], label=f"{'AB'[number]}: {run.method}")
+        axis.barh(rows, shares, height, color=COLOURS[number], label=f"{'AB'[number]}: {_plain(run.method)}")
         if len(runs) == 1:
             for row, share in zip(rows, shares, strict=True):
                 axis.text(101, row, f"{share:.1f}", va="center", fontsize="x-small")
@@ -318,7 +323,7 @@ def credal_validity(runs: Sequence[Run]) -> Figure:
                        markersize=2 + 14 * np.sqrt(here.mean()))
         right.plot([0, 1], [0, 1], **DIAGONAL)
         right.set(xlabel="1 − alpha: promised at least", ylabel="share right", xlim=(0, 1.02), ylim=(0, 1.02))
-        left.set(title=f"{dataset}, {labels or 'all'} labels ({len(same)} runs)", ylim=(0, 1))
+        left.set(title=f"{_plain(dataset)}, {labels or 'all'} labels ({len(same)} runs)", ylim=(0, 1))
         middle.set(ylim=(0, 1.02))
         left.legend(fontsize="x-small")
         middle.legend(fontsize="x-small")
@@ -330,6 +335,7 @@ def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Fi
     places = sorted({(column.dataset, column.labels or 0) for _, column in found})
     tags = list(dict.fromkeys(column.metric for _, column in found))
     names = list(dict.fromkeys(row for row, _ in found))
+    shown = list(map(_plain, names))
     figure, axes = panels(len(places), len(tags), 3.4, 0.9 + 0.26 * len(names), grid="x")
     for line, (dataset, labels) in zip(axes, places, strict=True):
         for axis, tag in zip(line, tags, strict=True):
@@ -341,9 +347,9 @@ def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Fi
                     axis.plot([difference.low, difference.high], [row, row], color=COLOURS[0], linewidth=2)
                     axis.plot(difference.mean, row, "o", color=COLOURS[0], markersize=4)
             axis.axvline(0, color="black", linewidth=1)
-            axis.set_yticks(range(len(names)), names if axis is line[0] else [""] * len(names), fontsize="small")
-            axis.set(ylim=(len(names) - 0.5, -0.5), title=column.place)
-            axis.set_xlabel(f"{metrics.shown(tag).title}, minus {reference}'s", fontsize="small")
+            axis.set_yticks(range(len(names)), shown if axis is line[0] else [""] * len(names), fontsize="small")
+            axis.set(ylim=(len(names) - 0.5, -0.5), title=_plain(column.place))
+            axis.set_xlabel(f"{metrics.shown(tag).title}, minus {_plain(reference)}'s", fontsize="small")
     return figure
 
 

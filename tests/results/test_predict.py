@@ -1,15 +1,20 @@
 """Predictions for files, without the dataset: whose they are, what is said of them, and what cannot be read."""
 import csv
+import dataclasses
 import io
 import json
 import math
 import os
+import pty
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ENVIRONMENT, ROOT
 from PIL import Image
 
 import cssl
@@ -17,7 +22,7 @@ from cssl import CSSL, FixMatch, RunConfig, from_arrays, train
 from cssl.tools import predict as tool
 from libml import experiment
 from libml.data import DataFacts, sources
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.results import calibration
 from libml.results import predict as library
 from libml.run import identity
@@ -230,6 +235,40 @@ def test_names_of_files_keep_their_bytes(shipped, predictions, program, tmp_path
     with open(tmp_path / "x.csv", encoding="utf-8", errors="surrogateescape") as file:
         assert [os.fsencode(row["file"]) for row in csv.DictReader(file)] == [odd]
     assert "caf" in program(tool.main, shipped.run, os.fsdecode(odd), "--json").stdout
+
+
+def hostile_predictions(predictions, names: dict[str, str]) -> list[dict]:
+    """Records of files whose classes have other names."""
+    renamed = [names.get(name, name) for name in predictions.classifier.class_names]
+    classifier = dataclasses.replace(predictions.classifier, held_out_scores=lambda: np.linspace(0, 1, 99),
+                                     class_names=renamed)
+    return dataclasses.replace(predictions, classifier=classifier).records(whole=True, coverage=0.9)
+
+
+def test_names_of_classes_are_told_apart(predictions):
+    """A set is read back by splitting at bars outside of quotes, doubled ones being quotes themselves."""
+    names = {"one": "a|b", "two": 'say "a"', "three": "a", "four": "\x1b[2J\n"}
+    records = hostile_predictions(predictions, names)
+    expected = [record["set"] for record in records]
+    found = rows(tool.to_csv(records))
+    assert [next(csv.reader([row["set"].replace("\n", "<newline>")], delimiter="|"), []) for row in found] == [
+        [name.replace("\n", "<newline>") for name in members] for members in expected]
+    assert {"p_a|b", 'p_say "a"', "p_\x1b[2J\n"} <= set(found[0])
+    shown = tool.to_csv(hostile_predictions(predictions, names), printable)
+    assert "\x1b" not in shown and "p_\\x1b[2J\\n" in shown and len(shown.splitlines()) == 1 + len(found)
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_names_as_they_are_and_a_terminal_escaped_ones(exported, predictions, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9\x1b[2J.png"
+    shutil.copy(predictions.files[0], odd)
+    arguments = [sys.executable, "-m", "cssl.tools.predict", exported, odd]
+    environment = {**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, timeout=300, env=environment)
+    assert done.returncode == 0 and done.stdout.splitlines()[1].startswith(odd + b",")
+    terminal, ours = pty.openpty()
+    shown = subprocess.run(arguments, cwd=ROOT, stdout=ours, stderr=subprocess.PIPE, timeout=300, env=environment)
+    assert shown.returncode == 0 and rb"/caf\udce9\x1b[2J.png," in os.read(terminal, 10_000)
 
 
 def test_images_of_any_size_and_kind_are_resized_as_training_folders(shipped, tmp_path):

@@ -239,5 +239,29 @@ def test_bad_table_arguments(folder, flag, message):
         invoke("table", folder, flag)
 
 
+def on_terminal(monkeypatch):
+    """Makes what tests call believe that it prints to a terminal."""
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(io, "StringIO", Terminal)
+
+
+def test_names_do_not_command_terminals(tmp_path, monkeypatch):
+    hostile = "\x1b[2J\rx\n$\\frac$"
+    path = write_run(tmp_path / hostile, [50.0] * 4, dataset=f"{hostile}.1@40-1")
+    whole = invoke("table", path, "--format=csv").stdout
+    assert list(csv.reader(io.StringIO(whole)))[0][1] == f"{hostile}.1@40-1, all labels, error %, mean"  # exact
+    write_run(tmp_path / hostile, [50.0], method=hostile)
+    on_terminal(monkeypatch)
+    for arguments in (("table",), ("table", "--format=csv"), ("table", "--format=latex"), ("table", "--compare=paper"),
+                      ("extract",), ("plot", "curves", "-o", tmp_path / hostile / "x")):
+        tool, *flags = arguments
+        done = invoke(tool, *flags[:1], tmp_path, *flags[1:]) if tool == "plot" else invoke(tool, tmp_path, *flags)
+        assert "\\x1b[2J\\rx\\n" in done.stdout, arguments
+        assert not {"\x1b", "\r"} & set(done.stdout + done.stderr), arguments
+
+
 def test_no_runs(command, tmp_path):
     assert "No runs in" in command("scripts/extract_ece.py", tmp_path / "none", code=2).stderr
