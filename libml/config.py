@@ -129,6 +129,9 @@ class ScaleOptions:
                            choices=("auto", "one", "mirrored", "multiworker"), **HOUSEKEEPING)
     num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
                               "devices (with multiworker always one)", low=0, high=1024, **HOUSEKEEPING)
+    communication: str = option("auto", "how replicas exchange gradients: by nccl, which needs GPUs everywhere, or "
+                                "without it, between machines by TensorFlow's ring; auto: nccl where there are GPUs",
+                                choices=("auto", "nccl", "ring"), **HOUSEKEEPING)
     mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
                                   choices=("off", "float16", "bfloat16"))
     jit: bool = option(False, "compile forward and backward pass with XLA")

@@ -128,8 +128,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
     """
     _check_given(config, data, hooks)
     _check_custom(config, network, strong)
-    strategy = distribute.create_strategy(config.scale,
-                                          distribute.find_cluster(config.scale.strategy, environment or {}))
+    strategy = distribute.create_strategy(config.scale, environment)
     group = distribute.ProcessGroup(strategy)
     with group.watched():
         fields = config.fields(config.method)
@@ -278,6 +277,10 @@ def _announce(trainer: Trainer) -> None:
             f"2^20 updates of 64 images are --train_kimg={PAPER_KIMG}")
     name = config.network.own_network or config.network.arch
     log(f"  network: {name}, {networks.count_weights(model.network):,} weights")
+    if trainer.strategy.num_replicas_in_sync > 1:
+        by = distribute.communication(config.scale, len(tf.config.list_logical_devices("GPU")))
+        log(f"  devices: {trainer.strategy.num_replicas_in_sync} in {trainer.group.size} "
+            f"process{'es' * (trainer.group.size > 1)}, communicating by {by}")
     log(f"  views: {'compiled by XLA' if model.augmenter.jit_compile else 'by single kernels, without XLA'}")
     log(f"  files: {trainer.run.path}")
 

@@ -231,7 +231,8 @@ class Trainer:
                 boundary = min(self.total_updates, (self.updates // self.report_updates + 1) * self.report_updates)
                 count = min(chunk, boundary - self.updates)
                 started = time.perf_counter()
-                last = run(iterator, tf.constant(count, tf.int64)).numpy()
+                with self.group.expected("an update" if clock.started else "the first update", count):
+                    last = run(iterator, tf.constant(count, tf.int64)).numpy()
                 if not np.isfinite(last).all():
                     self._diverged(last)
                 self.updates += count
@@ -284,8 +285,9 @@ class Trainer:
         self.totals.assign(tf.zeros_like(self.totals))
         sample = self.data.unlabeled[:min(PSEUDO_LABEL_SAMPLE, len(self.data.test_labels))]  # most of it is the test
         images = np.asarray(self.data.images[sample])
-        scores, test = evaluate_all(self.evaluator, self.data)
-        guesses = self.evaluator.averaged(images)
+        with self.group.expected("an evaluation"):
+            scores, test = evaluate_all(self.evaluator, self.data)
+            guesses = self.evaluator.averaged(images)
         distribution = np.bincount(test.argmax(1), minlength=self.data.num_classes) / len(test)
         rate, left = clock.report(self.total_updates - self.updates)
         report = {"step": self.updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),

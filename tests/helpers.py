@@ -177,19 +177,14 @@ def write_stats_arrays(run: Path, rng: np.random.Generator) -> None:
 
 @functools.cache
 def strategy_of(replicas: int):
-    """The strategy that the program itself uses, on logical CPU devices.
-
-    One object for each number of them, with keys of its own: TensorFlow's collectives cannot regroup the devices of a
-    process under the same keys.
-    """
+    """The strategy that the program itself uses, on logical CPU devices."""
     import tensorflow as tf
 
     from libml.config import ScaleOptions
     from libml.devices.distribute import create_strategy
 
     assert len(tf.config.list_logical_devices("CPU")) >= replicas  # and no other number can be configured from here on
-    with mock.patch.object(tf.distribute.MirroredStrategy, "_collective_key_base", 1000 * replicas):
-        return create_strategy(ScaleOptions(num_devices=replicas), None)
+    return create_strategy(ScaleOptions(num_devices=replicas))
 
 
 def _used(function) -> list:

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from libml.config import ScaleOptions
-from libml.devices.slurm import slurm_cluster
+from libml.devices.slurm import gpus_of_task, slurm_cluster
 from libml.errors import UserError
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
 START_SECONDS = 600
+FIRST_SECONDS, HANG_SECONDS = 1800, 120  # at least, for what is done for the first time, and again
 _WATCHDOG = """
 import os, sys, time
 parent, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
@@ -95,11 +98,26 @@ def onednn_is_on() -> bool:
 
 # Strategies.
 
-def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribute.Strategy:
-    """Creates the strategy; must be the first thing in a process that makes TensorFlow use its devices."""
+def communication(options: ScaleOptions, gpus: int) -> str:
+    """Returns by what replicas exchange, where each process has so many GPUs: TensorFlow itself would not take NCCL
+    between machines."""
+    if options.communication == "nccl" and not gpus:
+        raise UserError("--communication=nccl: this process sees no GPU, without which there is no NCCL; leave it out.")
+    return options.communication if options.communication != "auto" else "nccl" if gpus else "ring"
+
+
+def create_strategy(options: ScaleOptions, environment: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
+    """Creates the strategy; must be the first thing in a process that makes TensorFlow use its devices.
+
+    Runs of one process share it: those of two strategies would take each other's tensors for their own.
+    """
+    environment = environment or {}
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
+    cluster = find_cluster(options.strategy, environment)
     gpus = tf.config.list_physical_devices("GPU")
+    if cluster:
+        gpus = gpus[gpus_of_task(environment, len(gpus))]
     if options.num_devices > len(gpus) > 0:
         raise UserError(f"--num_devices={options.num_devices}, but {len(gpus)} GPUs are visible.")
     count = 1 if options.strategy == "one" else options.num_devices or len(gpus) or 1
@@ -113,7 +131,7 @@ def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribut
         if not gpus and options.num_devices > 1:
             raise UserError(f"--num_devices={options.num_devices}: without GPUs every process of a cluster has one "
                             "device; start more processes.")
-        return _multi_worker(cluster, len(gpus[:count]))
+        return _multi_worker(json.dumps(cluster), len(gpus[:count]), communication(options, len(gpus)))
     if not gpus and count > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         with suppress(RuntimeError):
@@ -123,28 +141,37 @@ def create_strategy(options: ScaleOptions, cluster: dict | None) -> tf.distribut
                             "train in a program of its own.")
     if count == 1 and options.strategy != "mirrored":
         return tf.distribute.get_strategy()
-    return _mirrored(tuple(f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)))
+    return _mirrored(tuple(f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)), communication(options, len(gpus)))
 
 
 @functools.cache
-def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """One object for all runs of a process: those of two strategies would take each other's tensors for their own."""
-    return tf.distribute.MirroredStrategy(devices)
+def _mirrored(devices: tuple[str, ...], by: str) -> tf.distribute.Strategy:
+    # Groups of other devices need other keys; TensorFlow knows no public way to them.
+    tf.distribute.MirroredStrategy._collective_key_base = 1000 * _mirrored.cache_info().currsize
+    without_nccl = tf.distribute.HierarchicalCopyAllReduce() if by == "ring" and devices[0].startswith("GPU") else None
+    return tf.distribute.MirroredStrategy(devices, without_nccl)
 
 
-def _multi_worker(cluster: dict, gpus: int) -> tf.distribute.Strategy:
+@functools.cache
+def _multi_worker(text: str, gpus: int, by: str) -> tf.distribute.Strategy:
+    cluster = json.loads(text)
     task = cluster["task"]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster["cluster"]), task_type=task["type"], task_id=int(task["index"]),
         num_accelerators={"GPU": gpus}, rpc_layer="grpc")
-    print(f"Waiting up to {START_SECONDS} s for all of {cluster['cluster']}", file=sys.stderr, flush=True)
+    print(f"Waiting up to {START_SECONDS} s for all of {cluster['cluster']}, to communicate by {by}", file=sys.stderr,
+          flush=True)
     message = (f"error: Not all processes of {cluster['cluster']} appeared within {START_SECONDS} s. Start them all, "
                "with addresses that they can reach.")
     # TensorFlow would wait for an hour, deaf to signals and holding Python's lock: only another process can end it.
     watchdog = subprocess.Popen([sys.executable, "-c", _WATCHDOG, str(os.getpid()), str(START_SECONDS), message],
                                 start_new_session=True)  # what ends this process's group must not end it first
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, tf.distribute.experimental.CommunicationOptions(
+            implementation=tf.distribute.experimental.CommunicationImplementation[by.upper()]))
+    except RuntimeError as error:  # TensorFlow has been used; or this process was in another cluster before
+        raise UserError(f"This program cannot join {cluster['cluster']} any more ({error}): train in a program of its "
+                        "own.") from error
     finally:
         watchdog.kill()
         watchdog.wait()
@@ -173,6 +200,7 @@ class ProcessGroup:
             return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
 
         self._run = run
+        self._longest: dict[str, float] = {}  # seconds that one of something has taken
 
     def all_gather(self, *values: float) -> np.ndarray:
         """Returns the values of all processes, [processes, values]; waits for all, which must call with as many."""
@@ -206,6 +234,29 @@ class ProcessGroup:
             raise failure
         if len(failed):
             raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
+
+    @contextmanager
+    def expected(self, what: str, count: int = 1) -> Iterator[None]:
+        """For what all processes do together: ends this one if it takes ten times as long as it ever has.
+
+        A peer that hangs within NCCL is told of by nobody, and nothing but the end of the process leaves such a call.
+        """
+        limit = max(HANG_SECONDS, 10 * count * self._longest[what]) if what in self._longest else FIRST_SECONDS
+        timer = threading.Timer(limit, self._give_up, (what, limit))
+        timer.daemon, started = True, time.monotonic()
+        if self.size > 1:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self._longest[what] = max(self._longest.get(what, 0.0), (time.monotonic() - started) / count)
+
+    def _give_up(self, what: str, seconds: float) -> None:
+        print(f"error: Worker {self.rank} has waited {seconds:.0f} s for {what}: another process of the run hangs, or "
+              "the network does. Start all of them again: the same command continues from the last checkpoint.",
+              file=sys.stderr, flush=True)
+        os._exit(WorkerLost.exit_code)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

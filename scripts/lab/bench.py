@@ -305,7 +305,7 @@ def _one_scale(config: dict, steps: int) -> dict[str, float]:
     run = RunConfig.of(CSSL, uratio=URATIO, scales=3, num_devices=config["replicas"],
                        mixed_precision=config["precision"],
                        **{name: config[name] for name in ("batch", "filters", "repeat", "jit", "recompute")})
-    strategy = distribute.create_strategy(run.scale, distribute.find_cluster("auto", os.environ))
+    strategy = distribute.create_strategy(run.scale, os.environ)
     dataset = noise(config["size"], config["unlabeled"], config["classes"])
     model, _, updates = updates_of(run.with_data(dataset), dataset, strategy)
     first, *times = (timed(updates)() for _ in range(3 + steps))

@@ -1,9 +1,12 @@
 """Clusters from environments, strategies, and the same mathematics on 1, 2 and 4 logical devices."""
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ENVIRONMENT, ROOT
 from helpers import strategy_of
 
 from cssl.cssl import CSSL
@@ -11,8 +14,9 @@ from libml import networks
 from libml.augment import OPS, Augmenter, ctaugment
 from libml.config import RunConfig, ScaleOptions
 from libml.data import check_batch, load
+from libml.devices import distribute
 from libml.devices.distribute import create_strategy, find_cluster
-from libml.devices.slurm import expand_hosts, slurm_cluster, tasks_per_node
+from libml.devices.slurm import expand_hosts, gpus_of_task, slurm_cluster, tasks_per_node
 from libml.errors import UserError
 from libml.results.evaluate import Evaluator
 from libml.run import Run
@@ -87,14 +91,132 @@ def test_tf_config():
         find_cluster("multiworker", {})
 
 
+NODE = {"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1", "SLURM_LOCALID": "2"}
+
+
+@pytest.mark.parametrize(("environment", "visible", "taken"), [
+    ({}, 8, range(8)), ({}, 0, range(0)),  # no SLURM
+    (NODE, 4, [2]), (NODE, 8, [4, 5]), (NODE, 9, [4, 5]),  # each task sees all of the node
+    (NODE | {"SLURM_LOCALID": "0"}, 4, [0]), (NODE | {"SLURM_NODEID": "2", "SLURM_LOCALID": "0"}, 4, range(4)),
+    (NODE, 1, [0]),  # bound by --gpus-per-task or --gpu-bind
+    (NODE | {"SLURM_GPUS_ON_NODE": "8"}, 2, [0, 1]), (NODE | {"SLURM_GPUS_ON_NODE": "8"}, 8, [4, 5]),
+    (NODE | {"SLURM_GPUS_PER_TASK": "a100:4"}, 4, range(4)), (NODE | {"SLURM_GPUS_PER_TASK": "2"}, 8, [4, 5])])
+def test_tasks_of_a_node_share_its_gpus(environment, visible, taken):
+    assert list(range(visible))[gpus_of_task(environment, visible)] == list(taken)
+
+
+def test_more_tasks_than_gpus():
+    with pytest.raises(UserError, match="4 tasks of this node see its 2 GPUs"):
+        gpus_of_task(NODE, 2)
+
+
 # Strategies.
 
+@pytest.fixture
+def with_gpus(monkeypatch):
+    """Pretends that this process sees some GPUs; what it would do with them is recorded."""
+    def pretend(count: int) -> dict:
+        done = {"growth": []}
+        found = {"GPU": [f"GPU:{i}" for i in range(count)], "CPU": tf.config.list_physical_devices("CPU")}
+        monkeypatch.setattr(tf.config, "list_physical_devices", found.get)
+        monkeypatch.setattr(tf.config, "set_visible_devices", lambda devices, kind: done.update(visible=devices))
+        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: done["growth"].append(gpu))
+        monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda *arguments: done.update(mirrored=arguments))
+        monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda *arguments: done.update(
+            resolver=arguments[0], by=arguments[1].implementation.name))
+        for made in (distribute._mirrored, distribute._multi_worker):
+            made.cache_clear()
+        return done
+
+    yield pretend
+    for made in (distribute._mirrored, distribute._multi_worker):
+        made.cache_clear()
+
+
+@pytest.mark.parametrize(("flag", "gpus", "by"), [
+    ("auto", 4, "NCCL"), ("ring", 4, "RING"), ("nccl", 4, "NCCL"), ("auto", 0, "RING"), ("ring", 0, "RING")])
+def test_processes_with_gpus_communicate_by_nccl(with_gpus, capsys, flag, gpus, by):
+    """TensorFlow's own choice between machines is a ring, whatever they have."""
+    done = with_gpus(gpus)
+    create_strategy(ScaleOptions(communication=flag), slurm())
+    assert done["by"] == by and f"to communicate by {by.lower()}" in capsys.readouterr().err
+    assert done["resolver"].num_accelerators() == {"GPU": gpus}
+    assert done["visible"] == done["growth"] == [f"GPU:{i}" for i in range(gpus)]
+
+
+def test_a_task_of_a_node_takes_its_own_gpu(with_gpus):
+    done = with_gpus(4)
+    create_strategy(ScaleOptions(), slurm(SLURM_STEP_NUM_TASKS="8", SLURM_STEP_TASKS_PER_NODE="4(x2)", SLURM_PROCID="6",
+                                          SLURM_NODEID="1", SLURM_LOCALID="2"))
+    assert done["visible"] == ["GPU:2"] and done["resolver"].num_accelerators() == {"GPU": 1}
+
+
+def test_gpus_of_one_process_do_without_nccl_where_asked(with_gpus):
+    done = with_gpus(2)
+    create_strategy(ScaleOptions())
+    assert done["mirrored"] == (("GPU:0", "GPU:1"), None)  # TensorFlow takes NCCL here
+    create_strategy(ScaleOptions(communication="ring"))
+    assert isinstance(done["mirrored"][1], tf.distribute.HierarchicalCopyAllReduce)
+
+
+def test_nccl_without_gpus_is_refused():
+    strategy_of(2)
+    with pytest.raises(UserError, match="--communication=nccl: this process sees no GPU"):
+        create_strategy(ScaleOptions(communication="nccl", num_devices=2))
+
+
+def test_runs_of_a_process_share_their_strategy():
+    assert strategy_of(2) is create_strategy(ScaleOptions(num_devices=2))
+    assert strategy_of(2) is not strategy_of(4)
+
+
+def test_what_a_hanging_peer_holds_up_ends_the_process():
+    """With exit code 75 and one line, though Python stands in a call that nothing wakes."""
+    code = ("import time, tensorflow as tf; from libml.devices import distribute; distribute.FIRST_SECONDS = 0.5; "
+            "group = distribute.ProcessGroup(tf.distribute.get_strategy()); group.size = 2\n"
+            "with group.expected('an update'): time.sleep(100)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 75
+    assert done.stderr.splitlines()[-1].startswith("error: Worker 0 has waited 0 s for an update: another process")
+
+
+def test_a_peer_has_ten_times_the_time_that_it_ever_took(monkeypatch):
+    limits, now = [], [0.0]
+
+    class Timer:
+        """Records how long it would wait."""
+
+        def __init__(self, seconds, *arguments):
+            limits.append(seconds)
+
+        def start(self):
+            limits.append("started")
+
+        def cancel(self):
+            pass
+
+    monkeypatch.setattr(distribute.threading, "Timer", Timer)
+    monkeypatch.setattr(distribute.time, "monotonic", lambda: now[0])
+    group = distribute.ProcessGroup(tf.distribute.get_strategy())
+    for seconds, count in ((8.0, 1), (60.0, 2), (40.0, 4), (1.0, 1)):
+        with group.expected("an update", count):
+            now[0] += seconds
+    assert limits == [distribute.FIRST_SECONDS, 10 * 8 * 2, 10 * 30 * 4, 10 * 30]  # no timer runs: there is no peer
+    group.size = 2
+    with group.expected("an evaluation"):
+        now[0] += 1
+    with group.expected("an evaluation"):
+        pass
+    assert limits[4:] == [distribute.FIRST_SECONDS, "started", distribute.HANG_SECONDS, "started"]
+
+
 def test_strategies():
-    assert create_strategy(ScaleOptions(), None) is tf.distribute.get_strategy()
-    assert create_strategy(ScaleOptions(strategy="mirrored"), None).num_replicas_in_sync == 1
+    assert create_strategy(ScaleOptions()) is tf.distribute.get_strategy()
+    assert create_strategy(ScaleOptions(strategy="mirrored")).num_replicas_in_sync == 1
     for options in (ScaleOptions(strategy="one", num_devices=2),):
         with pytest.raises(UserError, match="num_devices"):
-            create_strategy(options, None)
+            create_strategy(options)
 
 
 @pytest.mark.parametrize(("batch", "replicas", "nearest"), [(10, 4, 8), (11, 4, 12), (3, 8, 8), (64, 7, 63)])

@@ -27,6 +27,7 @@ from libml.devices import distribute
 from libml.devices.slurm import slurm_cluster
 from libml.errors import UserError
 from libml.run import Run, find_runs
+from libml.train import Trainer
 
 FLAGS = ["--dataset=digits.1@40-1", "--batch=8", "--uratio=1", "--filters=8", "--scales=1", "--augment=d.d.x",
          "--report_kimg=0.0625", "--save_kimg=0.0625"]
@@ -361,10 +362,9 @@ def test_a_length_that_is_not_the_papers_is_said(tmp_path):
     seen = []
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", train_kimg=1048576, train_dir=str(tmp_path))
     digits = experiment.load(config)
-    trainer = type("Trainer", (), {})()
-    trainer.model, trainer.data, trainer.log = experiment.build(config.replace(filters=16), digits), digits, seen.append
-    trainer.total_updates, trainer.report_updates, trainer.batch, trainer.uratio = 1, 1, 32, 7
-    trainer.run = Run(tmp_path, config=config)
+    run = Run(tmp_path, config=config, data=digits, model=experiment.build(config.replace(filters=16), digits))
+    trainer = Trainer(run, tf.distribute.get_strategy())
+    trainer.log = seen.append
     experiment._announce(trainer)
     assert any("16 times the length of the paper's runs" in line for line in seen)
 
@@ -412,12 +412,12 @@ def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
 @pytest.mark.slow
 def test_a_peer_that_never_appears_is_one_line():
     """The wait is TensorFlow's and deaf; another process ends it. Two seconds here instead of ten minutes."""
-    code = ("from cssl import cli; cli.start_tensorflow(); from libml import config; "
+    code = ("import sys; from cssl import cli; cli.start_tensorflow(); from libml import config; "
             "from libml.devices import distribute; distribute.START_SECONDS = 2; "
-            "distribute.create_strategy(config.ScaleOptions(), {'cluster': {'worker': ['127.0.0.1:45671', "
-            "'127.0.0.1:45672']}, 'task': {'type': 'worker', 'index': 1}})")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
-                          timeout=120)
+            "distribute.create_strategy(config.ScaleOptions(), {'TF_CONFIG': sys.argv[1]})")
+    cluster = {"cluster": {"worker": ["127.0.0.1:45671", "127.0.0.1:45672"]}, "task": {"type": "worker", "index": 1}}
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(cluster)], cwd=ROOT, env=ENVIRONMENT, timeout=120,
+                          capture_output=True, text=True)
     assert done.returncode == -9
     assert "appeared within 2 s" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
@@ -442,5 +442,5 @@ def test_names_are_parsed_in_reasonable_time():
 
 def test_memory_of_logical_devices_cannot_be_changed_late():
     with pytest.raises(UserError, match="used TensorFlow before"):
-        distribute.create_strategy(RunConfig.of(CSSL, num_devices=64).scale, None)
+        distribute.create_strategy(RunConfig.of(CSSL, num_devices=64).scale)
     assert tf.distribute.get_strategy() is not None
