@@ -138,6 +138,8 @@ class ScaleOptions:
     sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
     recompute: bool = option(False, "keep only the inputs of residual blocks for the backward pass and compute the "
                              "rest again: less memory, more time", **HOUSEKEEPING)
+    tf32: bool = option(True, "on GPUs since Ampere, round factors of float32 products to 10 bits of mantissa, as "
+                        "TensorFlow does; --notf32: all 23, slower", **HOUSEKEEPING)
     deterministic: bool = option(False, "only operations that repeat bit by bit, also on GPUs (slower there)",
                                  **HOUSEKEEPING)
 

@@ -226,6 +226,7 @@ def environment_facts() -> dict:
             "tensorflow": tf.__version__, "keras": keras.__version__,
             "machine": f"{cpu_facts()[0]}, {os.cpu_count()} cores",
             "devices": [device.name for device in tf.config.list_logical_devices()],
+            "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": " ".join(sys.argv)}
 
 

@@ -282,4 +282,5 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
 
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
     """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
-    return tf.random.stateless_uniform([n, numbers], tf.random.experimental.stateless_fold_in(seed, stream))
+    seed = tf.random.experimental.stateless_fold_in(seed, stream, alg="philox")
+    return tf.random.stateless_uniform([n, numbers], seed, alg="philox")

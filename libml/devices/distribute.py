@@ -113,7 +113,9 @@ def create_strategy(options: ScaleOptions, environment: Mapping[str, str] | None
     """
     environment = environment or {}
     if options.deterministic:
-        tf.config.experimental.enable_op_determinism()
+        tf.config.experimental.enable_op_determinism()  # of XLA, too
+    if not options.tf32:
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     cluster = find_cluster(options.strategy, environment)
     gpus = tf.config.list_physical_devices("GPU")
     if cluster:
@@ -212,6 +214,7 @@ class ProcessGroup:
         """Raises UserError on all processes unless all have the same facts of configuration and data."""
         numbers = self.all_gather(zlib.crc32(json.dumps(facts, sort_keys=True).encode()))[:, 0]
         if (numbers != numbers[0]).any():
+            self.final_barrier()
             others = [str(i) for i, number in enumerate(numbers) if number != numbers[0]]
             raise UserError(f"Worker {', '.join(others)} was started with other flags than worker 0, or sees other "
                             "images; all need the same.")
@@ -230,6 +233,8 @@ class ProcessGroup:
         except Exception as error:
             failure = error
         failed = np.flatnonzero(self.all_gather(failure is not None)[:, 0])
+        if len(failed):
+            self.final_barrier()  # who ends at once may end before others have heard of it
         if failure is not None:
             raise failure
         if len(failed):
@@ -260,9 +265,16 @@ class ProcessGroup:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Turns the errors that TensorFlow raises when another process is gone into one clear line."""
+        """Turns the errors that TensorFlow raises when another process is gone, or an operation does not repeat bit by
+        bit, into one clear line."""
         try:
             yield
+        except (tf.errors.UnimplementedError, RuntimeError) as error:
+            reason = next((line for line in str(error).splitlines() if "determinis" in line), None)
+            if reason is None:
+                raise
+            raise UserError(f"--deterministic: an operation of this run has no form that repeats bit by bit ("
+                            f"{reason.strip()[:200]}). Leave the flag out, or take another network.") from error
         except LOST as error:
             if self.size == 1:
                 raise
