@@ -23,6 +23,9 @@ def exit_on_user_error(main: Callable[[], int | None]) -> None:
         flag = "--" if isinstance(error, OptionError) else ""
         print(f"error: {flag}{error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # whoever read the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -170,7 +170,7 @@ class Run:
         self.problems = []
         self.__dict__.pop("settings", None)
         _ = self.settings
-        by_step, damages = _read_log(self.report_file) if self.report_file.exists() else ({}, [])
+        by_step, damages = _read_log(self.report_file) if os.path.exists(self.report_file) else ({}, [])
         if damages or not by_step:
             by_step = {**_read_events(self.checkpoint_dir), **by_step}
             self.problems += damages
@@ -451,15 +451,19 @@ def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
 
 
 def _runs_below(place: str) -> Iterator[Path]:
-    """Yields the runs at or below a folder, also through links, which may lead in circles."""
-    seen = set()
-    for folder, folders, _ in os.walk(place, followlinks=True):
+    """Yields the runs at or below a folder, also through links, which may lead in circles.
+
+    Folders that cannot be read, which may be runs, come last.
+    """
+    seen, errors = set(), list[OSError]()
+    for folder, folders, _ in os.walk(place, onerror=errors.append, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             folders.clear()
         elif os.path.isfile(os.path.join(folder, "args", "args.json")):
             yield Path(folder)
         seen.add(real)
+    yield from (Path(error.filename) for error in errors if isinstance(error, PermissionError))
 
 
 def find_checkpoint(text: str | Path) -> str:
@@ -520,7 +524,7 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
 
 
 def _read_events(folder: Path) -> dict[int, dict]:
-    events = sorted(folder.glob("events.out.tfevents.*"))  # named by time
+    events = sorted(glob.glob(os.path.join(glob.escape(str(folder)), "events.out.tfevents.*")))  # named by time
     if not events:
         return {}
     # Slow to import, and needed only where metrics.jsonl is absent or damaged.
@@ -530,7 +534,7 @@ def _read_events(folder: Path) -> dict[int, dict]:
     reports: dict[int, dict] = {}
     for path in events:
         with suppress(Exception):  # the loader raises many types for damaged files; what came before counts
-            for event in event_file_loader.EventFileLoader(str(path)).Load():
+            for event in event_file_loader.EventFileLoader(path).Load():
                 for value in event.summary.value:
                     if value.HasField("tensor"):
                         array = tensor_util.make_ndarray(value.tensor)

@@ -12,7 +12,8 @@ TOOLS = ("data", "doctor", "export", "extract", "inspect", "plot", "predict", "r
 
 def console() -> None:
     """Runs a tool, by the name of the installed command: cssl-<tool>."""
-    exit_on_user_error(importlib.import_module(f"{__name__}.{Path(sys.argv[0]).stem.removeprefix('cssl-')}").main)
+    name = f"{__name__}.{Path(sys.argv[0]).stem.removeprefix('cssl-')}"
+    exit_on_user_error(lambda: importlib.import_module(name).main())
 
 
 def parser(description: str | None, runs: bool = False) -> argparse.ArgumentParser:

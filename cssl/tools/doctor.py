@@ -304,18 +304,14 @@ def main() -> int:
     parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")
     args = parser.parse_args()
     lines = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
-    try:
-        places = [str(place.expanduser().absolute()) for place in (args.train_dir, args.data_dir)]
-        well, found = in_child("facts", *places)
-        known = json.loads(found) if well else {"facts": f"unknown ({found})"}
-        lines("".join(f"{name:<12}{fact}\n" for name, fact in known.items()))
-        done = []
-        for outcome in run_checks(["CPU:0", *re.findall(r"\bGPU:\d+", known.get("GPUs", ""))], args.fast):
-            done.append(outcome)
-            lines("{:<6}{:<44}{}  [{:.1f} s]".format(*outcome))
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    places = [str(place.expanduser().absolute()) for place in (args.train_dir, args.data_dir)]
+    well, found = in_child("facts", *places)
+    known = json.loads(found) if well else {"facts": f"unknown ({found})"}
+    lines("".join(f"{name:<12}{fact}\n" for name, fact in known.items()))
+    done = []
+    for outcome in run_checks(["CPU:0", *re.findall(r"\bGPU:\d+", known.get("GPUs", ""))], args.fast):
+        done.append(outcome)
+        lines("{:<6}{:<44}{}  [{:.1f} s]".format(*outcome))
     failed = [outcome.name for outcome in done if outcome.result == "FAIL"] + ["facts"] * (not well)
     if args.json:
         checks = [outcome._asdict() for outcome in done]

@@ -90,6 +90,22 @@ def test_linked_runs_are_found_once(tmp_path):
         assert {run.path.resolve().name for run in find_runs(places)} == {"a", "b"} and len(find_runs(places)) == 2
 
 
+def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    """To root, who may run the tests, no folder is closed."""
+    for name in ("a", "closed"):
+        (tmp_path / name / "args").mkdir(parents=True)
+        (tmp_path / name / "args" / "args.json").write_text('{"method": "CSSL"}')
+    real = os.scandir
+
+    def scandir(place):
+        if str(place).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [run.path.name for run in find_runs([tmp_path])] == ["a", "closed"]
+
+
 @pytest.mark.parametrize("line", ['{"step": -64, "accuracy": 1}', f'{{"step": {10 ** 400}, "accuracy": 1}}',
                                   f'{{"step": 64, "accuracy": {10 ** 400}}}', '{"step": NaN, "accuracy": 1}'])
 def test_numbers_that_cannot_be_are_damage(tmp_path, line):

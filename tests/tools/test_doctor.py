@@ -97,15 +97,6 @@ def test_success(children):
     assert len(lines_of(done)) == 4
 
 
-def test_interrupt(children, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor, "run_checks", interrupted)
-    done = invoke("doctor", "--json")
-    assert (done.code, done.stdout) == (130, "") and done.stderr.endswith("stopped\n")
-
-
 def test_deviations_from_the_original(monkeypatch):
     monkeypatch.setattr(doctor, "trajectory_deviations", lambda: [1e-7, 1e-7, 1e-7, np.nan])
     with pytest.raises(doctor.Failed, match=r"1\.0e-07 \(allowed 0\.0001\), nan \(allowed 0\.005\)$"):

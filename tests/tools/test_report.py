@@ -9,6 +9,8 @@ import pytest
 from helpers import invoke, write_run
 from PIL import Image
 
+from cssl.tools import report
+
 
 class Page(html.parser.HTMLParser):
     """Collects the text, the pictures and the nesting of a page."""
@@ -199,3 +201,56 @@ def test_what_is_missing_is_said(page, tmp_path):
     invoke("report", tmp_path, "-o", tmp_path / "empty.html")
     text = Page((tmp_path / "empty.html").read_text(encoding="utf-8")).text
     assert "No finished run yet." in text and "no reports yet" in text and "not recorded" in text
+
+
+def change(path, name, **arrays):
+    """Replaces arrays of stats/<name>.npz by functions of them."""
+    with np.load(path / f"stats/{name}.npz") as stored:
+        found = dict(stored)
+    np.savez(path / f"stats/{name}.npz", **found | {key: make(found[key]) for key, make in arrays.items()})
+
+
+DAMAGES = {  # none is found by reading the file
+    "labels that no class has": lambda run: change(run, "pseudo_labels", labels=lambda x: x + 50),
+    "too few images": lambda run: change(run, "pseudo_labels", images=lambda x: x[:5]),
+    "images of floats": lambda run: change(run, "pseudo_labels", images=lambda x: x / 255),
+    "no distributions": lambda run: change(run, "predictions", probabilities=lambda x: x[:, 0]),
+    "negative labels": lambda run: change(run, "predictions", labels=lambda x: -1 - x),
+    "indices without images": lambda run: change(run, "test_samples", index=lambda x: x + 10 ** 6),
+    "rates of another shape": lambda run: np.save(run / "stats/rates.npy", np.ones(3)),
+    "rates of nothing": lambda run: (run / "stats/rates.json").write_text('{"ops": 3}'),
+    "half a file": lambda run: (run / "stats/predictions.npz").write_bytes(b"PK\x03\x04" + bytes(500)),
+    "reports of other things": lambda run: (run / "metrics.jsonl").write_text(
+        '{"step": 3072, "accuracy": 93, "class_distribution": "x", "credal": 5}')}
+
+
+def test_a_damaged_run_does_not_spoil_the_page(tmp_path, program):
+    """Its damage is named where it is described, and the last run is shown as if it were alone."""
+    runs = [write_run(tmp_path, [80.0, 90.0, 93.0], dataset=f"cifar10.{seed}@40-1", train_kimg=3, stats=True)
+            for seed in range(10, len(DAMAGES) + 11)]
+    for run, damage in zip(runs, DAMAGES.values(), strict=False):
+        damage(run)
+
+    def sections(*places):
+        program(report.main, *places, "-o", tmp_path / "page.html")
+        source = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert Page(source).open == []
+        return re.split('<details class="run"(?: open)?>', source)[1:]
+
+    found = sections(*runs)
+    assert ["is damaged" in section for section in found] == [True] * len(DAMAGES) + [False]
+    assert found[-1] == sections(runs[-1])[0]
+    assert len(sections(*runs[:2])) == 2  # which are compared
+
+
+def test_names_that_are_no_text(tmp_path, program):
+    """Of classes, folders and settings: bytes that are no UTF-8, escapes, markup."""
+    run = write_run(tmp_path, [80.0, 93.0], dataset="<script>alert(1)</script>.1@40-1", train_kimg=2, stats=True)
+    names = ["<script>x</script>", "a|b", "two\nlines", "\x1b[31mred", "caf\udce9", '"quoted"', "&amp;", "", "猫", "z"]
+    change(run, "pseudo_labels", class_names=lambda _: np.array(names))
+    odd = tmp_path / "runs \udcff\n<b>"
+    run.parent.rename(odd)
+    program(report.main, odd, "-o", tmp_path / "page.html")
+    source = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert Page(source).open == [] and "<script" not in source and "<b>" not in source
+    assert "caf\\udce9" in source and "runs \\udcff" in source and "not shown" not in source.lower()

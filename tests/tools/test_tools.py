@@ -61,6 +61,31 @@ def test_every_tool_is_a_program(tool):
     assert invoke(main, "--nonsense").code == 2
 
 
+@pytest.mark.parametrize("when", ["while it is imported", "while it runs"])
+def test_ctrl_c_is_one_word(command, when):
+    interrupted = "import signal; signal.raise_signal(signal.SIGINT)"
+    if when == "while it is imported":
+        program = f"""
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "cssl.tools.report":
+            {interrupted}
+sys.meta_path.insert(0, Finder())
+"""
+    else:
+        program = f"""
+import sys
+from cssl.tools import report
+def find_runs(*_):
+    {interrupted}
+report.find_runs = find_runs
+"""
+    program += "sys.argv[0] = 'cssl-report'\nfrom cssl.tools import console\nconsole()"
+    done = command("-c", program, "x", code=130)
+    assert (done.stdout, done.stderr) == ("", "stopped\n")
+
+
 def test_names_of_the_original_are_launchers(command, folder):
     program = ("import runpy, sys; sys.argv[0] = 'scripts/extract_accuracy.py'\ntry:\n    runpy.run_path(sys.argv[0])\n"
                "finally:\n    assert 'tensorflow' not in sys.modules")
