@@ -58,8 +58,8 @@ def main() -> None:
     if args.json:
         print(json.dumps(facts))
     else:
-        size = "x".join(map(str, facts["image_shape"]))
-        print(f"{facts['dataset']}: {facts['num_train']} training images of {size}, {facts['num_classes']} classes\n"
+        size, name = "x".join(map(str, facts["image_shape"])), printable(facts["dataset"])
+        print(f"{name}: {facts['num_train']} training images of {size}, {facts['num_classes']} classes\n"
               f"  labelled {facts['num_labeled']}, unlabelled {facts['num_unlabeled']} (the labelled ones included), "
               f"validation {facts['num_valid']}, test {facts['num_test']}")
         columns = [facts[name] for name in ("class_names", "class_counts", "labeled_class_counts",

@@ -120,7 +120,7 @@ class _Walk:
         try:
             with os.scandir(folder) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         except OSError:
             self.skip("folders that cannot be read", str(folder))

@@ -206,8 +206,8 @@ def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
     if parsed.path:
-        if image_size is not None and image_size < 1:
-            raise OptionError(f"image_size={image_size}: expected 1 pixel or more.")
+        if image_size is not None and not (isinstance(image_size, int) and image_size > 0):
+            raise OptionError(f"image_size={image_size!r}: expected 1 pixel or more.")
         listing = listing or files.listing(files.expand("dataset", parsed.path), parsed.is_csv)
         size = image_size or (files.image_size(listing.pixels) if parsed.is_whole else 32)
         source = sources.files_source(listing, size, data_dir, parsed.seed, parsed.is_whole)
@@ -224,13 +224,13 @@ def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: st
         image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
         data_dir: where the decoded images are kept for the next time.
     """
-    return load(f"folder:{os.fspath(path)}", data_dir, image_size)
+    return load(f"folder:{os.fsdecode(path)}", data_dir, image_size)
 
 
 def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = "") -> SSLData:
     """Loads the images of a CSV file with rows file,label or file,label,split; an empty label means unlabelled, names
     are relative to the file's folder. The rest as `from_folder`."""
-    return load(f"csv:{os.fspath(path)}", data_dir, image_size)
+    return load(f"csv:{os.fsdecode(path)}", data_dir, image_size)
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
@@ -257,20 +257,21 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
                             "image: 0, 1, ... (-1: none).")
     labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
     images, test_images = sources.to_rgb(np.asarray(images)), sources.to_rgb(np.asarray(test_images))
-    if len(images) != len(labels) or len(test_images) != len(test_labels) or not len(test_labels):
+    if len(images) != len(labels) or len(test_images) != len(test_labels) or not (len(labels) and len(test_labels)):
         raise UserError(f"Got {len(images)} images with {len(labels)} labels and {len(test_images)} test images with "
                         f"{len(test_labels)} labels; expected one label per image (-1: none) and a test set.")
     if images.shape[1:] != test_images.shape[1:]:
         raise UserError(f"Training images are {images.shape[1:3]}, test images {test_images.shape[1:3]}; "
                         "resize them alike.")
-    num_classes = int(labels.max()) + 1
-    missing = sorted(set(range(num_classes)) - set(np.unique(labels)))
-    if num_classes < 2 or missing or test_labels.min() < 0 or test_labels.max() >= num_classes:
-        raise UserError(f"Training labels run to {num_classes - 1}, without {missing or 'gaps'}, test labels from "
-                        f"{test_labels.min()} to {test_labels.max()}; expected classes 0, 1, ..., each with a training "
-                        "image.")
-    if class_names is not None and len(class_names) != num_classes:
-        raise UserError(f"Got {len(class_names)} class names for {num_classes} classes; expected one per class.")
+    lowest, num_classes = int(labels.min()), int(labels.max()) + 1
+    missing = np.setdiff1d(np.arange(min(num_classes, len(labels))), labels).tolist()
+    if lowest < -1 or num_classes < 2 or missing or test_labels.min() < 0 or test_labels.max() >= num_classes:
+        raise UserError(f"Training labels run from {lowest} to {num_classes - 1}, without {missing[:3] or 'gaps'}, "
+                        f"test labels from {test_labels.min()} to {test_labels.max()}; expected classes 0, 1, ..., "
+                        "each with a training image (-1: no label).")
+    if class_names is not None and len(set(class_names)) != num_classes:
+        raise UserError(f"Got {len(set(class_names))} class names for {num_classes} classes; expected another one for "
+                        "each class.")
     if min(seed, valid) < 0:
         raise UserError(f"seed={seed}, valid={valid}: expected 0 or more.")
     digest = hashlib.sha256()
@@ -284,8 +285,8 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
                             class_names or [str(c) for c in range(num_classes)], mirror=mirror,
                             fingerprint=digest.hexdigest())
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
-    if not split.is_arrays:
-        raise UserError(f"name={name!r}: expected arrays, or arrays:NAME.")
+    if not split.is_arrays or "/" in name:
+        raise UserError(f"name={name!r}: expected arrays, or arrays:NAME, where NAME has no slash.")
     return make_split(source, split)
 
 

@@ -68,7 +68,7 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
     """Makes [N, H, W] or [N, H, W, channels] uint8 images three-channelled: grey is repeated, alpha dropped."""
     if images.ndim == 3:
         images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[-1] not in (1, 2, 3, 4):
+    if images.ndim != 4 or images.dtype != np.uint8 or not all(images.shape[1:]) or images.shape[-1] > 4:
         raise UserError(f"Images are {images.dtype} of shape {list(images.shape)}; expected uint8 of shape [N, height, "
                         "width] or [N, height, width, 1 to 4 channels].")
     if images.shape[-1] < 3:
@@ -219,12 +219,13 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     inside = os.path.join(path.parent if path.is_file() else path, "")
     contents = [[(file.label, file.path.removeprefix(inside), file.size, file.modified) for file in part]
                 for part in parts.values()]
-    facts = ["hashed", str(path.resolve()), image_size, listing.class_names, contents]
+    place = path.resolve()
+    facts = ["hashed", str(place), image_size, listing.class_names, contents]
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    location = data_dir / "folders" / f"{CACHE_NAME}-{path.name[:40]}-{digest}"  # names of files are limited
+    location = data_dir / "folders" / f"{CACHE_NAME}-{place.name[:40]}-{digest}"  # names of files are limited
 
     def build(writer: cache.Writer) -> None:
-        writer.meta["of"] = str(path.resolve()), image_size, bool(parts["valid"])
+        writer.meta["of"] = str(place), image_size, bool(parts["valid"])
         _decode_files(path.name, parts, listing.class_names, image_size, writer)
 
     arrays, meta = cache.read_or_build(location, build)
@@ -234,14 +235,19 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
         test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
     if old := cache.siblings(location):
-        remarks.append(f"Decoded images of {path} as it was before take {sum(old.values()) / 1e9:.2g} GB and may be "
-                       f"deleted if no run uses them: {', '.join(map(str, old))}")
+        remarks.append(f"Decoded images of {path} as it was before take {sum(old.values()) / 1e6:,.1f} MB and may "
+                       f"be deleted if no run uses them: {', '.join(map(str, old))}")
     fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()
     valid = np.arange(len(labels)) < num_valid
     present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
     if (present == 0).any():
         raise UserError(f"{path if path.is_file() else path / 'train'} has no readable image of class "
                         f"{names[int(np.argmin(present))]!r}. Add some, or remove that class.")
+    order = np.lexsort((labels, hashes))
+    pairs = (np.diff(hashes[order]) == 0) & (np.diff(labels[order]) != 0) & (labels[order[:-1]] >= 0)
+    if pairs.any():
+        notes.append(f"{pairs.sum()} pictures of {path} are training images of two classes, byte for byte, one of them "
+                     f"of {names[labels[order[1:][pairs][0]]]!r}.")
     if not parts["test"]:
         held = np.flatnonzero(~valid & (labels >= 0))
         held = held[splits.held_out(labels[held], hashes[held], TEST_SHARE, [seed, 0])]

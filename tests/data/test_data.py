@@ -144,7 +144,12 @@ def test_arrays_are_copied_only_where_their_order_changes():
     ({"images": np.zeros((4, 8, 8, 5), np.uint8)}, "1 to 4 channels"),
     ({"labels": [0, 1, 0]}, "4 images with 3 labels"),
     ({"labels": [0, 2, 0, 2]}, "without \\[1\\]"),
-    ({"labels": [0, 0, 0, 0]}, "expected classes"),
+    ({"labels": [0, 0, 0, 0]}, "expected classes"), ({"labels": [0, 1, -2, 1]}, "from -2 to 1"),
+    ({"labels": [0, 1, 10 ** 12, 1]}, "to 1000000000000, without \\[2, 3\\]"),
+    ({"labels": np.array([0, 1, 2 ** 63, 1], np.uint64)}, "from -9223372036854775808 to 1"),
+    ({"name": "arrays:../x"}, "has no slash"), ({"images": np.zeros((4, 0, 8), np.uint8)}, "of shape .4, 0, 8, 1"),
+    ({"class_names": ["a", "a"]}, "Got 1 class names for 2 classes"),
+    ({"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int)}, "0 images with 0 labels"),
     ({"test_labels": [0, 5]}, "0 to 5"),
     ({"test_images": np.zeros((2, 9, 9), np.uint8)}, "resize them alike"),
 ])

@@ -297,7 +297,7 @@ def test_one_file_has_one_label_and_one_part(tmp_path, program):
         (root / other).unlink()
 
 
-@pytest.mark.parametrize("size", [0, -3])
+@pytest.mark.parametrize("size", [0, -3, 1.5])
 def test_images_have_a_size(folder, cache, size):
     with pytest.raises(UserError, match=f"image_size={size}: expected 1 pixel or more"):
         cssl.from_folder(folder, image_size=size, data_dir=cache)
@@ -310,6 +310,12 @@ def test_equal_bytes_in_training_and_test_are_counted(tmp_path, program):
             write(root / part / "ab"[i % 2] / f"{part}{i}.png", (i, 0, 0 if i < 4 else len(part)))
     done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
     assert f"4 of the 6 test images of {root} have the same bytes as training images" in done.stderr
+    assert "of two classes" not in done.stderr
+    shutil.copytree(root / "train", tmp_path / "copy")
+    (tmp_path / "copy").rename(root / "train" / "a" / "copy")  # three images of each class, all as class a
+    shutil.copytree(root / "train" / "b", root / "unlabeled")
+    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
+    assert f"3 pictures of {root} are training images of two classes, byte for byte, one of them of 'b'" in done.stderr
 
 
 def test_hidden_and_linked_files_are_passed_over_and_counted(tmp_path, program):
@@ -324,12 +330,14 @@ def test_hidden_and_linked_files_are_passed_over_and_counted(tmp_path, program):
     (root / "train" / "loop").symlink_to("loop")
     (root / "train" / "b" / "notes.txt").touch()
     (root / "train" / ".DS_Store").touch()  # of no interest
+    (root / "valid").touch()
     done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}", "--json")
     facts = json.loads(done.stdout)
     assert facts["class_names"] == ["a", "b"] and facts["class_counts"] == [2, 2]
     assert (facts["num_train"], facts["num_test"]) == (5, 1)
     (line,) = [line for line in done.stderr.splitlines() if "Not used are" in line]
-    for kind in ("hidden files or folders (6)", "linked folders (1)", "broken links (3)", "that are no images (1)"):
+    for kind in ("hidden files or folders (6)", "linked folders (1)", "broken links (3)", "that are no images (1)",
+                 "folders that cannot be read (1)"):
         assert kind in line
     assert line.count(str(root)) == 3 and line.endswith(", …")  # the first ones
 

@@ -272,10 +272,13 @@ def test_two_processes_decode_one_folder_at_once(folder, tmp_path):
     assert sorted(path.name for path in only.iterdir() if path.suffix != ".npy") == [cache.CONTENTS]
 
 
-def test_caches_of_earlier_states_are_named_with_their_size(folder, tmp_path, program):
-    def shown(*flags):
-        done = program(inspect.main, f"--dataset=folder:{folder}", f"--data_dir={tmp_path}", *flags)
+def test_caches_of_earlier_states_are_named_with_their_size(folder, tmp_path, program, monkeypatch):
+    def shown(*flags, path=folder):
+        done = program(inspect.main, f"--dataset=folder:{path}", f"--data_dir={tmp_path}", *flags)
         return [line for line in done.stderr.splitlines() if "as it was before" in line]
+
+    monkeypatch.chdir(folder / "train")
+    assert shown(path="..") == shown() == []  # one folder, one cache
 
     assert shown("--image_size=100") == shown("--image_size=64") == []  # another size is no earlier state
     (before,) = [path for path in (tmp_path / "folders").iterdir()
@@ -283,7 +286,7 @@ def test_caches_of_earlier_states_are_named_with_their_size(folder, tmp_path, pr
     save(folder / "train" / "cat" / "new.png", np.zeros((5, 5, 3), np.uint8))
     for _ in range(2):
         (line,) = shown("--image_size=100")
-        assert line.endswith(f" take 0.00066 GB and may be deleted if no run uses them: {before}")  # 22 * 30,000 B
+        assert line.endswith(f" take 0.7 MB and may be deleted if no run uses them: {before}")  # 22 * 30,000 B
     shutil.rmtree(before)
     assert shown("--image_size=100") == []
 

@@ -379,7 +379,8 @@ def test_hidden_and_loose_image_files_are_named(tmp_path):
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{name}.png")
     source = sources.files_source(files.listing(tmp_path / "pictures", is_csv=False), 8, tmp_path / "data", 1)
     assert len(source.labels) + len(source.test_labels) == 4
-    note, _, twins = source.notes  # of four equal files, two are for the test
+    note, other, _, twins = source.notes  # of four equal files in two classes, two are for the test
+    assert "1 pictures" in other and "of two classes" in other
     assert "images in no class folder (1)" in note and "loose.png" in note
     assert "hidden files or folders (1)" in note and ".hidden.png" in note
     assert "2 of the 2 test images" in twins and "same bytes" in twins
