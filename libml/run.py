@@ -228,7 +228,7 @@ class Run:
 
     # Its model.
 
-    @property
+    @cached_property
     def checkpoint(self) -> str:
         """The prefix of the checkpoint that the model is read from."""
         checkpoints = [self._checkpoint] if self._checkpoint else self.checkpoints()
@@ -488,7 +488,10 @@ def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None
              data_dir: str = "", network: Builder | None = None) -> Run:
     """Opens a run by what `find_checkpoint` takes; further arguments as `Run` has them."""
     prefix = find_checkpoint(text)
-    run = Run(Path(prefix).parent.parent, checkpoint=prefix, method=method, data_dir=data_dir, network=network)
+    path, is_folder = Path(prefix).parent.parent, files.expand("eval_ckpt", str(text)).is_dir()
+    if is_folder and prefix in Run(path).checkpoints():
+        prefix = ""  # the newest when it is read: a run that trains may have deleted this one by then
+    run = Run(path, checkpoint=prefix, method=method, data_dir=data_dir, network=network)
     if not run.args.exists():
         raise UserError(f"{text} is not in a run folder, which would describe its model.")
     if data is not None:

@@ -293,6 +293,29 @@ def test_a_full_disk_is_one_line_and_the_older_export_stays(shipped, exported, t
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_run_that_trains_is_read_at_its_newest_checkpoint(shipped, tmp_path, monkeypatch):
+    """Training with --keep_ckpt=1 replaces the checkpoint while predict and export build the network."""
+    run = tmp_path / "run"
+    shutil.copytree(shipped.run, run)
+    expected = cssl.open(run).predict(shipped.images / "test").logits
+    real = experiment.build
+
+    def meanwhile(*arguments):
+        for file in (run / "tf").glob("model.ckpt-768.*"):
+            file.rename(file.with_name(file.name.replace("768", "9999")))
+        monkeypatch.setattr(experiment, "build", real)
+        return real(*arguments)
+
+    monkeypatch.setattr(experiment, "build", meanwhile)
+    opened = cssl.open(run)
+    np.testing.assert_array_equal(opened.predict(shipped.images / "test").logits, expected)
+    assert opened.export(tmp_path / "model")["checkpoint"] == str(run / "tf/model.ckpt-9999")
+    named = cssl.open(run / "tf/model.ckpt-9999.index")
+    next((run / "tf").glob("*.index")).unlink()
+    with pytest.raises(UserError, match="model.ckpt-9999 cannot be read"):
+        named.predict(shipped.images / "test")
+
+
 def test_what_fit_trained_predicts_files_and_is_exported(shipped, tmp_path):
     run = cssl.open(shipped.run)
     model, data = run.model, run.data
