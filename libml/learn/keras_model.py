@@ -71,12 +71,10 @@ class Optimizer:
 
     @property
     def iterations(self):
-        """Updates so far."""
         return self._model.updates
 
     @property
     def learning_rate(self):
-        """Of the next update."""
         return self._model.learning_rate(self._model.updates * self._model.options.batch)
 
     @learning_rate.setter
@@ -182,28 +180,23 @@ class KerasModel(_KerasModel):
         if self.distribute_strategy.num_replicas_in_sync > 1:
             raise UserError(f"fit trains on one device; this {name} was made for "
                             f"{self.distribute_strategy.num_replicas_in_sync}. cssl.train uses them all.")
-        images, labels = ([tf.uint8], self.augmenter.image_shape), ([tf.int64, tf.int32], ())
-        wanted = {"labeled": (options.batch, *images), "label": (options.batch, *labels)}
+        labels, unlabeled = (tf.int64, tf.int32), options.batch * options.uratio
+        wanted = {"labeled": ([tf.uint8], options.batch, *self.augmenter.image_shape), "label": (labels, options.batch)}
         if self.uses_unlabeled:
-            wanted["unlabeled"] = options.batch * options.uratio, *images
+            wanted["unlabeled"] = [tf.uint8], unlabeled, *self.augmenter.image_shape
         spec = x.element_spec if isinstance(x, tf.data.Dataset) else None
         if y is not None or not isinstance(spec, dict) or not wanted.keys() <= spec.keys():
             raise UserError(f"fit got {type(x).__name__}{'' if y is None else ' and labels'}; expected a dataset of "
                             f"dicts with {', '.join(wanted)}, as data.dataset(model) gives for "
                             "data = cssl.from_arrays(…) or cssl.load(…).")
         if self.uses_unlabeled and "unlabeled_label" in spec:
-            wanted["unlabeled_label"] = options.batch * options.uratio, *labels
-        for key, (size, dtypes, shape) in wanted.items():
+            wanted["unlabeled_label"] = labels, unlabeled
+        for key, (dtypes, *shape) in wanted.items():
             found = spec[key]
-            if not isinstance(found, tf.TensorSpec):
-                raise UserError(f"Batches have {key!r} as {type(found).__name__}; expected a dense tensor.")
-            if found.shape.rank is None or found.shape[:1] != (size,):
-                raise UserError(f"Batches have {found.shape[0] if found.shape.rank else 'unknown numbers of'} "
-                                f"images in {key!r}, but batch={options.batch} and uratio={options.uratio} of this "
-                                f"{name} mean {size}: batch them so, with drop_remainder=True.")
-            if found.dtype not in dtypes or tuple(found.shape[1:]) != shape:
-                raise UserError(f"Batches have {key!r} of {found.dtype.name}, shape {found.shape[1:]}; "
-                                f"expected {dtypes[0].name}, {shape}.")
+            if not isinstance(found, tf.TensorSpec) or found.shape != shape or found.dtype not in dtypes:
+                raise UserError(f"Batches have {key!r} as {found}, but batch={options.batch} and "
+                                f"uratio={options.uratio} of this {name} mean {dtypes[0].name} of shape {shape}: batch "
+                                "them so, with drop_remainder=True.")
         if int(x.cardinality()) == 0:
             raise UserError("The dataset has no batches.")
         if whole and _is_endless(x):
@@ -364,25 +357,18 @@ class KerasModel(_KerasModel):
 
     def get_config(self) -> dict:
         """Returns what the model was made of."""
-        return {"dtype_policy": self.dtype_policy.name,
-                **{name: _serialized(value) for name, value in self.made_of.items()}}
+        given = {name: dataclasses.asdict(value) if name == "options" and value else value
+                 for name, value in self.made_of.items()}
+        return {"dtype_policy": self.dtype_policy.name, **keras.saving.serialize_keras_object(given)}
 
     @classmethod
     def from_config(cls, config: dict, custom_objects: dict | None = None):
         """Makes a model of what `get_config` returned; weights and state are not part of that."""
-        config = dict(config)
-        with networks.dtype_policy(config.pop("dtype_policy")), keras.saving.CustomObjectScope(custom_objects or {}):
-            augmenter = config.pop("augmenter", None)
-            given = {name: keras.saving.deserialize_keras_object(value) for name, value in config.items()}
-            if isinstance(given.get("options"), dict):
+        known, config = {"Augmenter": augment.Augmenter, **(custom_objects or {})}, dict(config)
+        with networks.dtype_policy(config.pop("dtype_policy")), keras.saving.CustomObjectScope(known):
+            given = keras.saving.deserialize_keras_object(config)
+            if given.get("options"):
                 given["options"] = cls.Options(**given["options"])
-            if augmenter is not None:
-                given["augmenter"] = augment.Augmenter.from_config(augmenter)
-            if given.get("calibration") is not None:
-                images, classes = given["calibration"]
-                given["calibration"] = np.array(images, np.uint8), np.array(classes, np.int64)
-            if given.get("image_statistics") is not None:
-                given["image_statistics"] = tuple(np.float32(part) for part in given["image_statistics"])
             return cls(**given)
 
     def _unsaved(self) -> dict[str, Any]:
@@ -410,19 +396,6 @@ class KerasModel(_KerasModel):
         for name, variable in unsaved.items():
             variable.assign(store[name])
         super().load_own_variables({key: store[key] for key in store.keys() if key not in unsaved})
-
-
-def _serialized(value: Any) -> Any:
-    """Returns a constructor's argument as Keras stores it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if hasattr(value, "learns_rates"):  # an augmenter
-        return value.get_config()
-    if isinstance(value, tuple | list):
-        return [_serialized(part) for part in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return keras.saving.serialize_keras_object(value)
 
 
 def _signature(cls: type[KerasModel]) -> inspect.Signature:
