@@ -24,9 +24,9 @@ from libml.augment.ops import OPS
 from libml.data import SSLData, batches
 from libml.devices.distribute import ProcessGroup
 from libml.errors import UserError
-from libml.learn import monitors
 from libml.learn.model import SSLModel
-from libml.results.evaluate import Evaluator, evaluate_all
+from libml.learn.update import pseudo_label_accuracy
+from libml.results.evaluate import Evaluator, credal_coverage, evaluate_all
 from libml.run import Run
 
 CAPACITY = 64  # scalars a step may return, and one more that counts the steps
@@ -281,7 +281,7 @@ class Trainer:
         return {name: float(total / count) for name, total in zip(self.scalar_names, sums, strict=True)}
 
     def _report(self, clock: _Clock) -> None:
-        scalars = monitors.finish(self._means())
+        scalars = pseudo_label_accuracy(self._means())
         self.totals.assign(tf.zeros_like(self.totals))
         sample = self.data.unlabeled[:min(PSEUDO_LABEL_SAMPLE, len(self.data.test_labels))]  # most of it is the test
         images = np.asarray(self.data.images[sample])
@@ -295,7 +295,7 @@ class Trainer:
         credal = {name: values.numpy() for name, values in self.model.credal_sets(to_float(images), guesses).items()}
         if "alpha" in credal:
             alpha = [round(float(size), 5) for size in credal["alpha"]]
-            covered = monitors.credal_coverage(credal["class"], credal["alpha"], self.data.labels[sample])
+            covered = credal_coverage(credal["class"], credal["alpha"], self.data.labels[sample])
             report["credal"] = {"class": credal["class"][:FOLLOWED].tolist(), "alpha": alpha[:FOLLOWED],
                                 "deciles": np.quantile(alpha, np.arange(11) / 10).round(5).tolist(),
                                 **{name: round(share, 5) for name, share in covered.items()}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from libml import augment, networks
 from libml.config import describe
 from libml.errors import UserError
 from libml.lazy import keras, tf
-from libml.learn import monitors
+from libml.learn.update import pseudo_label_accuracy
 from libml.networks import custom
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ def register(cls: type) -> None:
     """Lets Keras find a class when it loads a model."""
     if keras.saving.get_registered_name(cls) == cls.__name__:  # not yet
         keras.saving.register_keras_serializable(networks.PACKAGE)(cls)
-
-
-def check_passes(model: KerasModel, network: keras.Model, options: Iterable[str]) -> None:
-    """Raises UserError where a pass asks for what a model of mere layers would take, and ignore."""
-    if list(options) and type(network).call.__module__.startswith("keras."):
-        raise UserError(f"{type(model).__name__} needs a network that knows {', '.join(options)}, which the "
-                        f"{type(network).__name__} {network.name} does not: use one of libml.networks, or your own "
-                        "whose call takes it.")
 
 
 def _is_endless(batches: tf.data.Dataset) -> bool:
@@ -233,7 +224,7 @@ class KerasModel(_KerasModel):
         for name, value in scalars.items():
             means[name].update_state(value)
         found = {name: tf.cast(means[name].result(), tf.float32) for name in scalars}
-        return {"loss": found["losses/total"], **monitors.finish(found)}
+        return {"loss": found["losses/total"], **pseudo_label_accuracy(found)}
 
     @property
     def metrics(self) -> list:

@@ -15,9 +15,9 @@ from libml import augment
 from libml.config import make_options, option
 from libml.lazy import keras, tf
 from libml.learn import losses, optim
-from libml.learn.keras_model import KerasModel, Optimizer, check_passes
+from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
-from libml.learn.step import LossOutput, Step, UnlabeledLoss, fold_in
+from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes, fold_in
 from libml.learn.update import Group, PackedState, State, Update
 from libml.networks.custom import check_network
 

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from libml.lazy import tf
-from libml.learn.keras_model import check_passes
+from libml.errors import UserError
+from libml.lazy import keras, tf
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
@@ -34,7 +34,7 @@ class LossOutput(NamedTuple):
     state: Mapping[str, tf.Tensor] = {}  # the new value of every entry of `SSLModel.initial_state`, by name
     # For the log: scores [N, C], whose argmax are the pseudo-labels, and which of them are used (mask [N]; None: all).
     pseudo_labels: tuple[tf.Tensor, tf.Tensor | None] | None = None
-    mean_prediction: tf.Tensor | None = None  # [C], as `SSLModel.aligned` returns it, for later updates to align with
+    mean_prediction: tf.Tensor | None = None  # [C], of predictions, for later updates to align with
 
 
 class UnlabeledLoss(NamedTuple):
@@ -45,6 +45,14 @@ class UnlabeledLoss(NamedTuple):
     scalars: Mapping[str, tf.Tensor] = {}
     state: Mapping[str, tf.Tensor] = {}
     mean_prediction: tf.Tensor | None = None
+
+
+def check_passes(model: SSLModel, network: keras.Model, options: Iterable[str]) -> None:
+    """Raises UserError where a pass asks for what a model of mere layers would take, and ignore."""
+    if list(options) and type(network).call.__module__.startswith("keras."):
+        raise UserError(f"{type(model).__name__} needs a network that knows {', '.join(options)}, which the "
+                        f"{type(network).__name__} {network.name} does not: use one of libml.networks, or your own "
+                        "whose call takes it.")
 
 
 class Step:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 from typing_extensions import NotRequired
 
 from libml.lazy import keras, tf
-from libml.learn import banks, losses, monitors, optim
+from libml.learn import banks, losses, optim
 from libml.learn.step import Step, fold_in, replicas
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Update:
         if mask is not None:
             scalars["monitors/mask"] = tf.reduce_mean(mask)
         if scores is not None and held_back is not None:
-            scalars |= monitors.pseudo_label_quality(scores, held_back, mask)
+            scalars |= pseudo_label_quality(scores, held_back, mask)
         found: Found = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
                         "state": dict(output.state)}
         if model.uses_alignment:
@@ -290,3 +290,33 @@ class Update:
         grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)
         return {"loss_scale": tf.where(finite, grown, tf.maximum(scale / 2, 1.0)),
                 "good_steps": tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))}
+
+
+def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+    """Compares argmax(scores [N, C]) with held-back labels (-1: unknown), over all images and over those used.
+
+    Returns the shares of images that count, and of images that count and are right: the quotient of their sums is the
+    accuracy over any number of batches, even if some batch has no image that counts. Where there are several views of
+    the images, the first one counts.
+    """
+    n = labels.shape[0]
+    mask = tf.ones(labels.shape) if mask is None else mask[:n]
+    known = tf.cast(labels >= 0, tf.float32)
+    correct = known * tf.cast(tf.argmax(scores[:n], -1, labels.dtype) == labels, tf.float32)
+    return {"monitors/pseudo_known": tf.reduce_mean(known),
+            "monitors/pseudo_known_correct": tf.reduce_mean(correct),
+            "monitors/pseudo_used": tf.reduce_mean(known * mask),
+            "monitors/pseudo_used_correct": tf.reduce_mean(correct * mask)}
+
+
+def pseudo_label_accuracy(scalars: dict[str, float]) -> dict[str, float]:
+    """Turns shares, averaged over batches, into the accuracy of all pseudo-labels and of those that were used.
+
+    Where there were none, it is left out; of tensors, it is NaN.
+    """
+    scalars = dict(scalars)
+    for name, accuracy in (("known", "pseudo_accuracy"), ("used", "pseudo_accuracy_masked")):
+        counted, right = (scalars.pop(f"monitors/pseudo_{name}{part}", 0.0) for part in ("", "_correct"))
+        if not isinstance(counted, float) or counted:
+            scalars[f"monitors/{accuracy}"] = right / counted
+    return scalars

@@ -101,3 +101,16 @@ def table_of_scores(title: str, scores: dict[str, float], data: SSLData) -> str:
     for name in worst[:MAX_CLASSES]:
         lines.append(f"  {printable(name):<30} {scores[f'accuracy/class/{name}']:>6.2f} % of {classes[name]}")
     return "\n".join(lines)
+
+
+def credal_coverage(y: np.ndarray, alpha: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Compares sets {p : p(y) >= 1 - alpha} [N] with held-back labels (-1: unknown); {} where none is known.
+
+    `truth` is the share of sets that hold the true class, as the distribution that gives it all; `upper` the mean of
+    the largest probability that a set's members give the true class: 1 if that is y, else alpha.
+    """
+    known = labels >= 0
+    if not known.any():
+        return {}
+    right, alpha = (y == labels)[known], np.asarray(alpha, np.float64)[known]
+    return {"truth": float(np.mean(right | (alpha >= 1))), "upper": float(np.mean(np.where(right, 1.0, alpha)))}

@@ -15,8 +15,8 @@ from scipy import stats
 import cssl
 from cssl import cli
 from libml.errors import UserError
-from libml.learn import monitors
 from libml.results import plots, tables
+from libml.results.evaluate import credal_coverage
 from libml.results.paper import Column
 from libml.run import Run, find_runs
 
@@ -132,9 +132,9 @@ def test_credal_sets_in_numbers(compared):
 def test_coverage_of_credal_sets():
     y, alpha, labels = np.array([0, 1, 2, 2, 0]), np.array([0.1, 0.4, 1.0, 0.2, 0.9]), np.array([0, 0, 0, 1, -1])
     # The last is unknown; the third is the set of all distributions.
-    found = monitors.credal_coverage(y, alpha, labels)
+    found = credal_coverage(y, alpha, labels)
     assert found == pytest.approx({"truth": 2 / 4, "upper": (1 + 0.4 + 1 + 0.2) / 4})
-    assert monitors.credal_coverage(y, alpha, np.full(5, -1)) == {}
+    assert credal_coverage(y, alpha, np.full(5, -1)) == {}
 
 
 def test_claims(compared):

@@ -17,9 +17,10 @@ from cssl.tools import doctor
 from cssl.upsmatch import UPSMatch
 from libml import data, networks
 from libml.augment import Augmenter
-from libml.learn import losses, monitors
+from libml.learn import losses
 from libml.learn.model import SSLModel
 from libml.learn.step import Step, UnlabeledLoss
+from libml.learn.update import pseudo_label_accuracy, pseudo_label_quality
 
 
 def small_network(num_classes=10, **options):
@@ -429,12 +430,12 @@ def test_pseudo_label_monitors():
     labels, guesses = tf.constant([0, 1, 2, 3, 4, -1]), [0, 1, 2, 0, 0, 0]
     scores = tf.one_hot(guesses + [5] * 6, 6)
     mask = tf.constant([1, 1, 0, 1, 0, 1] + [1] * 6, tf.float32)
-    shares = {tag: float(value) for tag, value in monitors.pseudo_label_quality(scores, labels, mask).items()}
-    found = monitors.finish(shares | {"losses/xe": 1.0})
+    shares = {tag: float(value) for tag, value in pseudo_label_quality(scores, labels, mask).items()}
+    found = pseudo_label_accuracy(shares | {"losses/xe": 1.0})
     assert found == pytest.approx({"losses/xe": 1.0, "monitors/pseudo_accuracy": 3 / 5,
                                    "monitors/pseudo_accuracy_masked": 2 / 3})
     nothing = dict.fromkeys(shares, 0.0)
-    assert monitors.finish(nothing) == {} and len(nothing) == 4
+    assert pseudo_label_accuracy(nothing) == {} and len(nothing) == 4
 
 
 def test_outputs_of_a_joint_pass():
