@@ -3,6 +3,7 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from cssl.program import exit_on_user_error
 from libml.errors import UserError, printable
@@ -16,9 +17,17 @@ def console() -> None:
     exit_on_user_error(lambda: importlib.import_module(name).main())
 
 
-def parser(description: str | None, runs: bool = False) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all programs here do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by `parse_args`."""
+        raise UserError(f"{message} (--help lists the flags)")
+
+
+def parser(description: str | None, runs: bool = False) -> Parser:
     """Returns a parser that shows a module's docstring; `runs` are what most tools read."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if runs:
         made.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
     return made

@@ -24,7 +24,7 @@ from cssl import cli, tools
 from cssl.program import STOPPED, run_programs
 from libml.config import RunConfig
 from libml.devices.machine import usable_cores
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.results import paper
 from libml.run import Run
 from libml.writing import write_text
@@ -147,8 +147,9 @@ def main() -> int:
     parser = tools.parser(__doc__)
     parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all"))
     parser.add_argument("--filter", default="", help="keep the commands that contain this text")
-    parser.add_argument("--dry_run", action="store_true", help="print the commands of what is missing")
-    parser.add_argument("--slurm", nargs="?", type=Path, const=Path("reproduce.sbatch"), metavar="FILE",
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--dry_run", action="store_true", help="print the commands of what is missing")
+    instead.add_argument("--slurm", nargs="?", type=Path, const=Path("reproduce.sbatch"), metavar="FILE",
                         help="write a SLURM array script instead of running (default: %(const)s)")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
@@ -169,9 +170,10 @@ def main() -> int:
     if args.slurm and todo:
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()
-        write_text(args.slurm, SLURM.format(path=args.slurm, name=args.table, last=len(todo) - 1, commands=lines,
+        path = printable(shlex.quote(str(args.slurm)))  # it stands in a comment, which a new line would end
+        write_text(args.slurm, SLURM.format(path=path, name=args.table, last=len(todo) - 1, commands=lines,
                                             folder=shlex.quote(os.getcwd()), requeue=requeue))
-        print(f"{args.slurm}: {len(todo)} tasks")
+        print(f"{path}: {len(todo)} tasks")
     elif args.dry_run:
         print("".join(f"{job}\n" for job in todo), end="")
     elif not args.slurm:

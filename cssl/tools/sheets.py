@@ -64,10 +64,10 @@ def plot_ops(image: np.ndarray, policy: RandAugment | AutoAugment | None = None)
         params[:, 0] = (np.arange(bins) + 0.5) / bins
         images = np.repeat(image[None], bins, 0)
         if policy:  # on RGBA, where transparent pixels end as grey
-            made = op.run(tf.constant(np.insert(images, 3, 255, axis=3)), params).numpy()
+            made = op.graph(tf.constant(np.insert(images, 3, 255, axis=3)), params).numpy()
             rows.append(np.where(made[..., 3:] == 0, to_uint8(tf.zeros([])).numpy(), made[..., :3]))
         else:
-            rows.append(op.run(tf.constant(images), params).numpy())
+            rows.append(op.graph(tf.constant(images), params).numpy())
     what = "magnitudes 0 to 15" if policy else "the bins of their first parameter"
     return plots.plot_images(rows, list(table), range(max(map(len, rows))),
                              f"{type(policy).__name__ if policy else 'CTAugment'}'s operations over {what}")

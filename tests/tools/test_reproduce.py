@@ -15,6 +15,7 @@ from helpers import invoke, write_run
 import cssl
 from cssl import cli
 from cssl.program import run_programs
+from cssl.tools import reproduce
 from libml.errors import UserError
 
 
@@ -183,6 +184,21 @@ def test_slurm_script(tmp_path, programs, monkeypatch):
     second = invoke("reproduce", *arguments, "--dry_run").stdout.splitlines()[1]
     assert log.read_text().split() == ["activated", "srun", "--ntasks=1", "8",
                                        *shlex.join(shlex.split(second)[1:]).replace("'", "").split()]
+
+
+def test_the_script_says_nothing_that_its_name_says(tmp_path, programs, program):
+    """A new line in a name would end the comment that has it."""
+    script, log = tmp_path / "a\ntouch evil; exit 3\n.sbatch", tmp_path / "log"
+    done = program(reproduce.main, "--table=barely", "--filter=svhn.1@10-1", f"--slurm={script}")
+    assert len(done.stdout.splitlines()) == 1
+    subprocess.run(["bash", script], env=slurm_environment(programs, log), check=True, timeout=20, cwd=tmp_path)
+    assert not (tmp_path / "evil").exists() and "cssl.lsmatch" in log.read_text()
+
+
+def test_a_dry_run_writes_nothing(tmp_path, program, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = program(reproduce.main, "--table=barely", "--dry_run", "--slurm=jobs.sbatch", code=2)
+    assert "--slurm: not allowed with argument --dry_run" in done.stderr and not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize(("ending", "code", "last"), [

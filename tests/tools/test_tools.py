@@ -1,5 +1,6 @@
 """The tools: what they need to start, how they are installed, and a metric that they learn from its one entry."""
 import importlib.util
+import re
 import runpy
 
 import numpy as np
@@ -9,6 +10,7 @@ from helpers import invoke, write_run
 
 import cssl
 from cssl import tools
+from libml.errors import UserError
 from libml.results import metrics
 
 RUN = """
@@ -58,7 +60,8 @@ def test_every_tool_is_a_program(tool):
         return end.value.code
 
     assert f"    cssl-{tool} " in invoke(main, "--help").stdout
-    assert invoke(main, "--nonsense").code == 2
+    done = invoke(main, "--nonsense")
+    assert done.code == 2 and re.fullmatch(r"error: .+ \(--help lists the flags\)\n", done.stderr)
 
 
 @pytest.mark.parametrize("when", ["while it is imported", "while it runs"])
@@ -128,5 +131,5 @@ def test_a_metric_is_one_entry(tmp_path, monkeypatch):
     invoke("report", tmp_path, "-o", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "<td>top-2 accuracy %</td><td>98.8</td>" in page
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match="invalid choice: 'top3'"):
         invoke("extract", tmp_path, "--metric=top3")
