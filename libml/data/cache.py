@@ -30,19 +30,11 @@ class Writer:
         """Returns a file-backed array to fill, so that a large one is never held in memory as a whole. Its space is
         taken at once: a disk that is full later would kill the process without a word."""
         path = self._folder / f"{name}.npy"
-        try:
-            self._open[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
-            if path.stat().st_size > shutil.disk_usage(path).free:  # rather than fill it for everybody else
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if hasattr(os, "posix_fallocate"):
-                with path.open("r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
-                return self._open[name]
-            raise UserError(f"There is no room for {np.prod(shape) * np.dtype(dtype).itemsize / 1e9:.2g} GB of decoded "
-                            f"images in {self._folder.parent} ({error.strerror}). Make room, or name another place "
-                            "with --data_dir.") from error
+        self._open[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        if path.stat().st_size > shutil.disk_usage(path).free:  # rather than fill it for everybody else
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with suppress(AttributeError), path.open("r+b") as file:  # not on macOS and Windows
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return self._open[name]
 
     def add(self, name: str, array: np.ndarray) -> None:
@@ -67,20 +59,17 @@ def write(folder: Path, build: Callable[[Writer], None]) -> None:
             temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-unfinished-", dir=folder.parent))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             _locks(stack.enter_context((temporary / LOCK).open("w")))
-        except OSError as error:
-            raise UserError(f"Cannot write the decoded images to {folder} ({error.strerror}). Make {folder.parent} "
-                            "writable, or copy the data to a folder of your own and name that with --data_dir."
-                            ) from error
-        writer = Writer(temporary)
-        build(writer)
-        writer.finish()
-        temporary.chmod(0o755)
-        (temporary / LOCK).unlink()
-        try:
+            writer = Writer(temporary)
+            build(writer)
+            writer.finish()
+            temporary.chmod(0o755)
+            (temporary / LOCK).unlink()
             os.rename(temporary, folder)
-        except OSError:
+        except OSError as error:
             if not (folder / CONTENTS).exists():  # otherwise another process was first: its arrays are the same
-                raise
+                raise UserError(f"Cannot write the decoded images to {folder} ({error.strerror}). Make {folder.parent} "
+                                "writable and make room, or copy the data to a folder of your own and name that with "
+                                "--data_dir.") from error
 
 
 def _locks(file: IO[str]) -> bool:
