@@ -135,6 +135,9 @@ class ScaleOptions:
     mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
                                   choices=("off", "float16", "bfloat16"))
     jit: bool = option(False, "compile forward and backward pass with XLA")
+    views: str = option("auto", "augmentation compiled by XLA, or by single kernels, some of which run on the CPU; "
+                        "auto: XLA on GPUs where a trial shows that it can, on CPUs in runs that win it back",
+                        choices=("auto", "xla", "kernels"), **HOUSEKEEPING)
     sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
     recompute: bool = option(False, "keep only the inputs of residual blocks for the backward pass and compute the "
                              "rest again: less memory, more time", **HOUSEKEEPING)

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import libml.data
 from libml import networks
+from libml.augment import gpu
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
@@ -59,10 +60,10 @@ def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
 
 
 def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -> bool:
-    """Whether XLA makes the views, `strong` ones of each unlabelled image: always on a GPU; on a CPU if the run is long
-    enough to win back the compiling."""
-    if tf.config.list_physical_devices("GPU"):
-        return True
+    """Whether XLA makes the views, `strong` ones of each unlabelled image: as --views says, or on GPUs, and on a CPU if
+    the run is long enough to win back the compiling."""
+    if config.scale.views != "auto" or tf.config.list_physical_devices("GPU"):
+        return config.scale.views != "kernels"
     pixels = config.options.batch * (1 + config.options.uratio * strong) * image_shape[0] * image_shape[1]
     return config.updates * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
 
@@ -139,13 +140,15 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         with group.errors_stop_all():
             run, facts = _prepare(config, data, network, strong, strategy, group.size)
         group.check_same([run.config.network.own_network, run.config.augmentation.own_strong, run.data.digest])
+        caches = Path((environment or {}).get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        failure = _try_views(config, run.model, caches / "cssl" / "views.json")
         trainer = Trainer(run, strategy, hooks, group)
         with ExitStack() as stack:
             with group.errors_stop_all():
                 if trainer.is_chief:  # holds the folder, which from here on describes this run
                     stack.enter_context(run.lock.hold())
                     run.claim(run.config, environment_facts(), facts.to_dict() | identity(run.data))
-                _announce(trainer)
+                _announce(trainer, failure)
             started = time.perf_counter()
             trainer.train()
             if trainer.is_chief:
@@ -241,7 +244,16 @@ def _lacks(model: SSLModel) -> dict[str, str]:
     return {need: reason for need, (met, reason) in needs.items() if not met}
 
 
-def _announce(trainer: Trainer) -> None:
+def _try_views(config: RunConfig, model: SSLModel, cache: Path) -> str:
+    """Leaves the views to single kernels where XLA cannot compile them for the GPUs; returns why."""
+    failure = ""
+    if config.scale.views == "auto" and tf.config.list_physical_devices("GPU"):
+        failure = gpu.xla_failure(cache)
+        model.augmenter.jit_compile = not failure
+    return failure and f" (XLA cannot compile them: {failure}; to try again, --views=xla, or delete {cache})"
+
+
+def _announce(trainer: Trainer, failure: str = "") -> None:
     """Prints the resolved configuration in plain units, the network's size, and where files go."""
     model, data, log, config = trainer.model, trainer.data, trainer.log, trainer.run.config
     values = config.values()
@@ -282,7 +294,11 @@ def _announce(trainer: Trainer) -> None:
         by = distribute.communication(config.scale, len(tf.config.list_logical_devices("GPU")))
         log(f"  devices: {trainer.strategy.num_replicas_in_sync} in {trainer.group.size} "
             f"process{'es' * (trainer.group.size > 1)}, communicating by {by}")
-    log(f"  views: {'compiled by XLA' if model.augmenter.jit_compile else 'by single kernels, without XLA'}")
+    views = "compiled by XLA" if model.augmenter.jit_compile else f"by single kernels, without XLA{failure}"
+    if tf.config.list_physical_devices("GPU") and not model.augmenter.jit_compile:
+        types = gpu.cpu_only(model.make_views, data.dataset(model).element_spec)
+        views += f"; only CPUs have kernels of {', '.join(types)}" * bool(types)
+    log(f"  views: {views}")
     log(f"  files: {trainer.run.path}")
 
 

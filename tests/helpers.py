@@ -220,20 +220,11 @@ def nodes_by_place(definition, start: str = "") -> tuple[list, list]:
     return outside, inside
 
 
-@functools.cache
-def _kernels_of(op: str) -> list:
-    from tensorflow.python.framework import kernels  # nothing public tells
-
-    return list(kernels.get_registered_kernels_for_op(op).kernel)
-
-
 def devices_of(node) -> set[str]:
     """The kinds of devices for which this build of TensorFlow has a kernel that takes the node's types."""
-    def fits(kernel) -> bool:
-        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
-                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
+    from libml.augment import gpu
 
-    return {kernel.device_type for kernel in _kernels_of(node.op) if fits(kernel)}
+    return gpu.devices_of(node)
 
 
 def kernels_of_loop(definition) -> tuple[list, list]:
