@@ -13,6 +13,7 @@ from libml.augment.ops import AUTO_OPS, CHUNKED, OPS, PARTITIONED, RAND_OPS, SEL
 from libml.augment.spec import LEVELS, AugmentSpec, AutoAugment, RandAugment, parse_augment, parse_policy
 from libml.errors import UserError, check_function
 
+PHILOX = 1  # TensorFlow's number for it
 _LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
 
 Samples = dict[str, tf.Tensor]  # all that is random in a view, one row per image
@@ -282,5 +283,12 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
 
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
     """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
-    seed = tf.random.experimental.stateless_fold_in(seed, stream, alg="philox")
-    return tf.random.stateless_uniform([n, numbers], seed, alg="philox")
+    # The raw operations: tf.random names an algorithm at the price of a dozen more of them.
+    draw = partial(tf.raw_ops.StatelessRandomUniformFullIntV2, shape=[], dtype=tf.int32)
+    seed = tf.stack([_by_philox(draw, seed), stream])
+    return _by_philox(partial(tf.raw_ops.StatelessRandomUniformV2, shape=[n, numbers]), seed)
+
+
+def _by_philox(draw: Callable[..., tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return draw(key=key, counter=counter, alg=PHILOX)
