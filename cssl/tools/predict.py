@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import cssl
 from cssl import cli, tools
+from libml.data.files import IMAGE_SUFFIXES
 from libml.errors import UserError, printable
 from libml.writing import check_writable, write_atomically
 
@@ -66,6 +68,14 @@ def draw_sheet(predictions: Predictions, file: Path) -> None:
         print(f"contact sheet: {printable(path)}", file=sys.stderr)
 
 
+def check_no_image(file: Path, places: list[str]) -> None:
+    """Raises UserError if an output would overwrite one of the images: `--csv *.png` names the first."""
+    real = Path(os.path.realpath(file))
+    named = any(Path(os.path.realpath(place)) in (real, *real.parents) for place in places)
+    if named and file.exists() and file.suffix.lower() in IMAGE_SUFFIXES:
+        raise UserError(f"{file} is one of the images, which would be overwritten. Name another file.")
+
+
 def main() -> None:
     """Prints what the command line asks for."""
     parser = tools.parser(__doc__)
@@ -85,6 +95,9 @@ def main() -> None:
     coverage = tools.number("coverage", args.coverage, "a number between 0 and 1, such as 0.9")
     for file in filter(None, (args.csv, args.sheet)):
         check_writable(file)
+        check_no_image(file, args.files)
+    if args.csv and args.csv == args.sheet:
+        raise UserError(f"--csv and --sheet are both {args.csv}: name two files.")
     cli.start_tensorflow()
     from libml.results.predict import EXPORT_FILE
 

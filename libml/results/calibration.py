@@ -61,7 +61,7 @@ def conformal_threshold(scores: np.ndarray, coverage: float) -> float:
     """
     if not 0 < coverage < 1:
         raise UserError(f"coverage={coverage}: expected a number between 0 and 1, such as 0.9.")
-    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)  # 0.1 and its like are not quite what they say
+    rank = max(1, math.ceil((len(scores) + 1) * coverage - 1e-9))  # 0.1 and its like are not quite what they say
     if rank > len(scores):
         needed = math.ceil(coverage / (1 - coverage) - 1e-9)
         raise UserError(f"Sets of coverage {coverage:g} need {needed} validation images that were not trained on; "

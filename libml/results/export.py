@@ -6,6 +6,7 @@ import glob
 import importlib.util
 import io
 import json
+import os
 import re
 import tempfile
 import warnings
@@ -311,7 +312,10 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
 
     Where `data` raises UserError, nothing is calibrated. `origin` is what export.json says of where the model is from.
     """
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))
+    if re.search(r"\\|\[.*\]", str(folder)):
+        raise UserError(f"{folder} has a backslash or brackets in its name, which TensorFlow reads as a pattern. Name "
+                        "another folder.")
     with writing(folder):
         for aside in folder.parent.glob(glob.escape(f".{folder.name}-old-") + f"*/{glob.escape(folder.name)}"):
             if not folder.exists():  # an export with `force` was killed between two renames

@@ -114,6 +114,9 @@ class Classifier:
     def __call__(self, images: np.ndarray, batch: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and probabilities [N, C] of uint8 images."""
         outputs = self.in_batches(self.function, images, batch)
+        if not np.isfinite(outputs["logits"]).all():
+            raise UserError(f"The model ({self.name}) predicts NaN or infinity: its training diverged, or its files "
+                            "are damaged. Use an earlier checkpoint.")
         return outputs["logits"], outputs["probabilities"]
 
     def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:
@@ -199,6 +202,9 @@ class Predictions:
         """One dictionary per file: file, class, probability, credal sets if they were asked for, and on request the
         distribution and conformal sets."""
         names, records = self.classifier.class_names, []
+        if whole and len(set(names)) < len(names):
+            raise UserError("Two classes have one name: a distribution over names does not tell them apart. Leave it "
+                            "out, or take the array `probabilities`.")
         sets = self.sets(coverage) if coverage is not None else []
         for i, (file, name, p) in enumerate(zip(self.files, self.classes, self.probabilities, strict=True)):
             record: dict[str, object] = {"file": file, "class": name, "probability": _shortest(p.max())}

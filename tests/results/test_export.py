@@ -351,6 +351,10 @@ def test_bad_input_is_one_line(shipped, exported, described, program, tmp_path):
         assert "expected 0.05 to 20" in error(shipped.run, "-o", new, f"--temperature={wrong}")
     assert "pip install tf2onnx" in error(shipped.run, "-o", new, "--onnx")
     assert "Cannot write" in error(shipped.run, "-o", "/proc/model")
+    for name in ("[a]", "back\\slash"):
+        assert "TensorFlow reads as a pattern" in error(shipped.run, "-o", tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
+    assert "Cannot write" in error(shipped.run, "-o", tmp_path / "loop")
     assert not new.exists()
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 
 import cssl
 from cssl import CSSL, FixMatch, RunConfig, from_arrays, train
+from cssl.tools import export as export_tool
 from cssl.tools import predict as tool
 from libml import experiment
 from libml.data import DataFacts, sources
@@ -156,6 +157,7 @@ def test_the_finite_sample_quantile(n, coverage, rank):
     assert calibration.conformal_threshold(scores, coverage) == (rank - 1) / n
     needed = math.ceil(coverage / (1 - coverage) - 1e-9)
     calibration.conformal_threshold(np.zeros(needed), coverage)
+    assert calibration.conformal_threshold(scores, 1e-12) == 0  # no less than the smallest
     with pytest.raises(UserError, match=f"need {needed} "):
         calibration.conformal_threshold(np.zeros(needed - 1), coverage)
 
@@ -342,6 +344,43 @@ def test_bad_input_is_one_line(shipped, program, tmp_path):
     assert "is not in a run folder" in error(tmp_path / "loose/tf", shipped.images)
     assert "Cannot write /proc/x.csv" in error(shipped.run, tmp_path / "none", "--csv=/proc/x.csv")  # said first
     assert "is a folder" in error(shipped.run, tmp_path / "none", f"--sheet={tmp_path}")
+
+
+def test_images_are_not_overwritten(shipped, predictions, program, tmp_path):
+    image = tmp_path / "photos/0.png"
+    image.parent.mkdir()
+    shutil.copy(predictions.files[0], image)
+    before = image.read_bytes()
+    for flags in ((f"--csv={image}", image), (f"--csv={image}", image.parent), (f"--sheet={image}", image),
+                  (f"--sheet={tmp_path}/photos/../photos/0.png", tmp_path)):
+        assert "is one of the images" in program(tool.main, shipped.run, *flags, code=2).stderr
+    assert image.read_bytes() == before
+    same = tmp_path / "x.png"
+    assert "name two files" in program(tool.main, shipped.run, image, f"--csv={same}", f"--sheet={same}", code=2).stderr
+
+
+def test_a_diverged_model_predicts_nothing(shipped, program, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(shipped.run, run)
+    for factor in (np.nan, 1e30):
+        opened = cssl.open(shipped.run)
+        model = opened.model
+        for weight in model.ema_weights:
+            weight.assign(factor * weight)
+        tf.train.Checkpoint(**model.checkpoint_items()).write(cssl.open(run).checkpoint)
+        for main, flags in ((tool.main, ["--credal"]), (tool.main, ["--json"]), (tool.main, ["--sort=uncertainty"])):
+            error = program(main, run, shipped.images / "test", *flags, code=2).stderr
+            assert "predicts NaN or infinity: its training diverged" in error
+        assert "diverged" in program(export_tool.main, run, "-o", tmp_path / "model", code=2).stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_classes_of_one_name(predictions):
+    classifier = dataclasses.replace(predictions.classifier, class_names=["cat"] * 10)
+    found = dataclasses.replace(predictions, classifier=classifier)
+    assert {record["class"] for record in found.records()} == {"cat"}
+    with pytest.raises(UserError, match="Two classes have one name"):
+        found.records(whole=True)
 
 
 def test_other_classes_and_sizes_do_not_match(shipped):
