@@ -147,8 +147,8 @@ class Augmenter(tf.Module):
     def _form(self) -> str:
         return PARTITIONED if not self.jit_compile else SELECTED if self.on_gpu else CHUNKED
 
-    def _run(self, function: Callable, *arguments):
-        return (_compiled[function] if self.jit_compile else function)(*arguments)
+    def _compiled(self, function: Callable) -> Callable:
+        return _compiled[function] if self.jit_compile else function
 
     def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
         mirror, shift = self._weak_kinds[kind]
@@ -165,7 +165,7 @@ class Augmenter(tf.Module):
         if kind == "x":
             return images
         samples, shift = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3)), self._weak_kinds[kind][1]
-        return self._run(kernels.mirror_and_shift, images, samples["flip"], samples["offset"], shift)
+        return self._compiled(kernels.mirror_and_shift)(images, samples["flip"], samples["offset"], shift)
 
     def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong") -> Samples:
         """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
@@ -204,10 +204,10 @@ class Augmenter(tf.Module):
         weak, strong = self.spec.under(part)
         settings, shift = parse_policy(strong), self._weak_kinds[weak][1]
         if settings:
-            return self._run(_rand_view, images, samples, shift, settings.cutout, isinstance(settings, AutoAugment),
-                             self._form)
+            auto = isinstance(settings, AutoAugment)
+            return self._compiled(_rand_view)(images, samples, shift, settings.cutout, auto, self._form)
         cutout = strong == "d" and self.cutout != "no"
-        return self._run(_cta_view, images, samples, None, None, shift, cutout, self._form)[0]
+        return self._compiled(_cta_view)(images, samples, None, None, shift, cutout, self._form)[0]
 
     def strong_reference(self, images: np.ndarray, samples: Samples, part: str = "strong") -> np.ndarray:
         """`strong_view` on the host by NumPy and Pillow, image by image."""
@@ -235,7 +235,7 @@ class Augmenter(tf.Module):
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
         """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
         policy = self._sample_probe(weak.shape[0], seed)
-        return self._run(_probe_view, weak, policy, self._form), policy
+        return self._compiled(_probe_view)(weak, policy, self._form), policy
 
     def _sample_probe(self, n: int, seed: tf.Tensor) -> Policy:
         uniform = _uniform(seed, _PROBE, n, self.depth * ctaugment.PROBE)
@@ -250,8 +250,9 @@ class Augmenter(tf.Module):
             return (self.strong(images, seed, rates), *self.probe(weak, probe_seed))
         policy = self._sample_probe(weak.shape[0], probe_seed)
         samples = self.sample_strong(images.shape[0], seed, rates)
-        return (*self._run(_cta_view, images, samples, weak, policy, self._weak_kinds[kind][1], self.cutout != "no",
-                           self._form), policy)
+        made = self._compiled(_cta_view)(images, samples, weak, policy, self._weak_kinds[kind][1],
+                                         self.cutout != "no", self._form)
+        return (*made, policy)
 
     def updated_rates(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor,
                       ) -> tf.Tensor:
