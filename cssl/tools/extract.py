@@ -8,7 +8,7 @@ One line per run is printed; runs without numbers are named on stderr, and the e
 import sys
 
 from cssl import tools
-from libml.errors import printable
+from libml.errors import UserError, printable
 from libml.results.metrics import METRICS
 from libml.run import find_runs
 
@@ -20,8 +20,12 @@ def main(metric: str = "accuracy") -> int:
     args = parser.parse_args()
     failed = False
     for run in find_runs(args.runs):
-        path, written = run.path, run.write_stats([args.metric]).get(args.metric)
-        problems = run.problems + ([] if written else [f"no {args.metric} to extract"])
+        path, written, problems = run.path, None, list(run.problems)
+        try:
+            written = run.write_stats([args.metric]).get(args.metric)
+            problems += [] if written else [f"no {args.metric} to extract"]
+        except UserError as error:  # the others' are written all the same
+            problems.append(str(error))
         if written:
             state = "" if run.finished else f"  unfinished: {run.progress()}"
             tools.show(f"{path}: " + " ".join(f"{key} {value:.4f}" for key, value in written.items()) + state)

@@ -12,6 +12,7 @@ the paper's.
 interval, and in how many splits a row is above.
 """
 import csv
+import re
 import sys
 
 from cssl import tools
@@ -19,17 +20,19 @@ from libml.errors import UserError, printable
 from libml.results import metrics, paper, tables
 from libml.run import find_runs
 
+MAX_SEEDS = 10_000
+
 
 def seed_list(text: str) -> list[int]:
     """Parses 1-5 or 1,2,4."""
-    try:
-        seeds: list[int] = []
-        for item in text.split(","):
-            first, _, last = item.partition("-")
-            seeds += range(int(first), min(int(last or first), int(first) + 9999) + 1)
-        return seeds
-    except ValueError:
-        raise UserError(f"Malformed --seeds={text}: expected seeds such as 1-5 or 1,2,4.") from None
+    seeds: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item)
+        found = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+        if not 0 < len(found) <= MAX_SEEDS:
+            raise UserError(f"Malformed --seeds={text}: expected seeds such as 1-5 or 1,2,4, at most {MAX_SEEDS}.")
+        seeds += found
+    return seeds
 
 
 def main() -> None:
@@ -49,15 +52,17 @@ def main() -> None:
         raise UserError(f"Unknown --metric={args.metric}: expected {metrics.listed()}; with commas between.")
     if args.last < 1:
         raise UserError(f"--last={args.last} is out of range: expected 1 or more reports.")
-    if args.against and args.compare:
+    if args.against is not None and args.compare:
         raise UserError("--against and --compare are two tables: give one of them.")
-    seeds = seed_list(args.seeds) if args.seeds else ()
+    if args.table and not args.compare:
+        raise UserError("--table chooses a table of the paper: it belongs to --compare=paper.")
+    seeds = () if args.seeds is None else seed_list(args.seeds)
     grid = tables.summarise(find_runs(args.runs), tags, seeds, args.unfinished, args.last)
     notes = list(grid.notes)
     if args.compare:
         chosen = (args.table,) if args.table else tuple(paper.TABLES)
         lines = tables.table_of_comparisons(tables.compare_with_paper(grid, chosen))
-    elif args.against:
+    elif args.against is not None:
         if args.against not in grid.rows:
             raise UserError(f"There is no row {args.against!r}: there are {', '.join(grid.rows) or 'none'}.")
         lines = tables.table_of_differences(tables.differences(grid, args.against), args.against)

@@ -19,7 +19,7 @@ from libml.results import metrics
 from libml.results.paper import Column
 from libml.results.tables import Difference, mean_and_std, row_labels
 from libml.run import Run
-from libml.writing import writing
+from libml.writing import write_atomically
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -74,10 +74,8 @@ def save(figure: Figure, stem: str | Path, endings: Sequence[str] = ("png", "svg
     if stem.suffix in (".png", ".svg"):
         stem = stem.with_suffix("")
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in endings]
-    with writing(stem):
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            figure.savefig(path, dpi=150)
+    for path, ending in zip(paths, endings, strict=True):
+        write_atomically(path, functools.partial(figure.savefig, format=ending, dpi=150))
     return paths
 
 

@@ -87,6 +87,14 @@ def row_labels(runs: Sequence[Run]) -> list[str]:
     return [label(run) for run in runs]
 
 
+def _ranges(numbers: list[int]) -> str:
+    """Writes sorted numbers as 1, 3-5."""
+    ends = [i for i in range(len(numbers)) if numbers[i:i + 2] != [numbers[i], numbers[i] + 1]]
+    firsts = [0, *(end + 1 for end in ends)]
+    return ", ".join(str(numbers[end]) if first == end else f"{numbers[first]}-{numbers[end]}"
+                     for first, end in zip(firsts, ends, strict=False))
+
+
 def summarise(runs: list[Run], tags: Iterable[str] = ("error",), expected_seeds: Iterable[int] = (),
               unfinished: bool = False, last: int = 20) -> Grid:
     """Averages results, medians of the `last` reports, over split seeds; runs of a split count as one, by their mean.
@@ -108,7 +116,7 @@ def summarise(runs: list[Run], tags: Iterable[str] = ("error",), expected_seeds:
         place = f"{label} on {dataset}@{labels or 'all'}"
         missing = [seed for seed in expected_seeds if seed not in all_by_seed]
         if missing:
-            notes.append(f"{place}: no run of split seed {', '.join(map(str, missing))}")
+            notes.append(f"{place}: no run of split seed {_ranges(missing)}")
         usable = {seed: [run for run in same if run.reports and (run.finished or unfinished)]
                   for seed, same in sorted(all_by_seed.items())}
         by_seed = {seed: same for seed, same in usable.items() if same}

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers import invoke, write_run
+from matplotlib.figure import Figure
 
 from libml.errors import UserError
 from libml.results import metrics, plots
@@ -126,6 +127,19 @@ def test_files(folder, tmp_path, kind):
     assert done.stdout.split() == [str(png), str(svg)]
     assert png.read_bytes()[:4] == b"\x89PNG" and "</svg>" in svg.read_text()
     assert not done.stderr
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_older_one(folder, tmp_path, monkeypatch):
+    (tmp_path / "x.png").write_text("older")
+
+    def full(self, file, **options):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(UserError, match="Cannot write .*x.png .No space left"):
+        invoke("plot", "curves", folder, "-o", tmp_path / "x")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x.png": "older"}
 
 
 def test_from_the_command_line(command, folder, tmp_path):

@@ -130,7 +130,7 @@ def test_nothing_is_dropped_silently(tmp_path):
     notes = "\n".join(grid.notes)
     assert f"{half}: unfinished (2 of 4 kimg), left out" in notes
     assert f"{empty}: no reports yet" in notes
-    assert "CSSL on cifar10@40: no run of split seed 4, 5" in notes
+    assert "CSSL on cifar10@40: no run of split seed 4-5" in notes
     grid = cells(tmp_path, unfinished=True)
     assert grid.cells["CSSL", ERROR].mean == 15
     assert "included" in "\n".join(grid.notes)
@@ -211,6 +211,15 @@ def test_extraction_from_event_files_and_without_numbers(tmp_path):
     assert json.loads((path / "stats/accuracy.json").read_text())["last20"] == 15
 
 
+def test_extraction_goes_on_where_a_folder_cannot_be_written(tmp_path):
+    path, other = (write_run(tmp_path, [10, 20], dataset=f"svhn.{seed}@40-1") for seed in (1, 2))
+    (path / "stats").rmdir()
+    (path / "stats").write_text("no folder")
+    done = invoke("extract", tmp_path)
+    assert done.code == 1 and f"warning: {path}: Cannot write" in done.stderr and str(other) in done.stdout
+    assert json.loads((other / "stats/accuracy.json").read_text())["last01"] == 20
+
+
 def test_table_formats(folder):
     markdown = invoke("table", folder).stdout
     assert "| CSSL     | 5.50 ± 0.71 (2)" in markdown
@@ -232,8 +241,17 @@ def test_table_beside_the_paper(command, folder):
     assert cssl[9] == "train_kimg 4 instead of 65536"
 
 
+def test_missing_seeds_are_ranges(folder):
+    done = invoke("table", folder / "cifar10*", "--seeds=1-10000,0,20000")
+    assert "- CSSL on cifar10@40: no run of split seed 0, 3-10000, 20000\n" in done.stdout
+    assert "seed 5, 7-8\n" in invoke("table", folder / "cifar10*", "--seeds=1,2,5,8,7").stdout
+
+
 @pytest.mark.parametrize(("flag", "message"), [("--metric=loss", "expected error, accuracy, ece, nll, brier, "),
-                                               ("--seeds=one", "expected seeds such as 1-5")])
+                                               *((f"--seeds={text}", "expected seeds such as 1-5") for text in
+                                                 ("one", "", "5-1", "1-", "1,,2", "1-10001", "-1", "1--3", "1-9" * 99)),
+                                               ("--table=barely", "belongs to --compare=paper"),
+                                               ("--against=", "There is no row ''")])
 def test_bad_table_arguments(folder, flag, message):
     with pytest.raises(UserError, match=message):
         invoke("table", folder, flag)
