@@ -27,7 +27,7 @@ from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute
 from libml.devices.machine import cpu_facts, usable_memory
-from libml.errors import UserError, check_function, printable
+from libml.errors import OptionError, UserError, check_function, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom, memory
 from libml.networks.applications import is_application
@@ -180,6 +180,9 @@ def _check_custom(config: RunConfig, network: Builder | None, strong: Callable |
         raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
                         "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
                         "such a number.")
+    unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
+    if unused:
+        raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")
     if config.augmentation.own_strong and strong is None:
         raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
                         "strong=….")

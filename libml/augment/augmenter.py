@@ -95,6 +95,9 @@ class Augmenter(tf.Module):
             raise ValueError(f"image_shape={image_shape}: expected (height, width, 3)")
         if not 0 <= shift < min(image_shape[:2]):
             raise ValueError(f"shift={shift}: reflect-padding needs 0 <= shift < {min(image_shape[:2])}")
+        if not (isinstance(depth, int) and depth > 0) or cutout not in ("yes", "no", "only"):
+            raise UserError(f"depth={depth!r}, cutout={cutout!r}: expected a number of operations from 1 up, and yes, "
+                            "no or only.")
         self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
         self.cutout, self.policies, self.jit_compile = cutout, policies, jit_compile
         self.on_gpu = bool(tf.config.list_physical_devices("GPU"))  # which compiled form is faster

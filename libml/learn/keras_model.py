@@ -55,7 +55,7 @@ def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
 class Optimizer:
     """What Keras's callbacks want to know of an optimizer; the update is part of the method's step."""
 
-    built = False
+    built = True
 
     def __init__(self, model):
         self._model = model
@@ -145,7 +145,7 @@ class KerasModel(_KerasModel):
             raise UserError(f"fit got steps_per_epoch={steps_per_epoch!r}; expected a whole number from 1 up.")
         self._check_batches(x, y, steps_per_epoch is None)
         if validation_data is not None:
-            self._check_validation(validation_data)
+            validation_data = self._checked_validation(validation_data, arguments.get("validation_steps"))
         self._check_network()
         if not self.compiled:
             self.compile()
@@ -193,16 +193,19 @@ class KerasModel(_KerasModel):
         if whole and _is_endless(x):
             raise UserError("These batches never end: say how many make an epoch, with steps_per_epoch.")
 
-    def _check_validation(self, data) -> None:
-        """Raises UserError before an epoch is trained for nothing."""
+    def _checked_validation(self, data, steps: int | None):
+        """Returns validation data as Keras takes them; UserError before an epoch is trained for nothing."""
         if isinstance(data, tf.data.Dataset):
+            if steps is None and _is_endless(data):
+                raise UserError("The validation data never end: say how many batches to take, with validation_steps.")
             logits, labels = self._predict_dataset(data.take(1))
             self._checked_labels(labels, len(logits))
-        elif isinstance(data, tuple | list) and len(data) == 2:
-            self._checked_labels(data[1], len(self._checked(data[0])))
-        else:
+            return data
+        if not isinstance(data, tuple | list) or len(data) != 2:
             raise UserError(f"validation_data is {type(data).__name__}; expected (images, labels), or a dataset of "
                             "such batches.")
+        images = self._checked(data[0])
+        return images, self._checked_labels(data[1], len(images))
 
     def _check_network(self) -> None:
         given = self.made_of["network"]
@@ -217,7 +220,13 @@ class KerasModel(_KerasModel):
         """One update of `fit`: the means of its scalars since the epoch began, the total also as `loss`."""
         if not isinstance(batch, dict):
             raise UserError(f"A batch is {type(batch).__name__}; expected a dict, as data.dataset(model) has them.")
-        scalars, means = self.train_on_bytes(batch), self._hidden.means
+        try:
+            scalars, means = self.train_on_bytes(batch), self._hidden.means
+        except KeyError as error:
+            if error.args[0] not in ("labeled_index", "unlabeled_index"):
+                raise
+            raise UserError(f"Batches have no {error.args[0]!r}, the position of each image, which "
+                            f"{type(self).__name__} needs: take them of data.dataset(model).") from error
         with tf.init_scope():
             for name in scalars.keys() - means:
                 means[name] = keras.metrics.Mean(name, dtype="float64")

@@ -105,7 +105,7 @@ class Step:
             training=training, **options)
         if training and update_statistics and not ema:
             self.new_statistics = statistics
-        return found
+        return found if outputs is not None else tf.cast(found, tf.float32)  # networks of one's own may give half
 
     def ramp(self, images: float) -> tf.Tensor:
         """Rises from 0 to 1 while the given number of labelled images is seen; is 1 if that number is 0."""

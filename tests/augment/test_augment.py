@@ -489,6 +489,9 @@ def test_constructor_errors():
         Augmenter("d.d.d", image_shape=(32, 32, 1), mirror=True, shift=4)
     with pytest.raises(ValueError, match="shift=8"):
         Augmenter("d.d.d", image_shape=(8, 8, 3), mirror=True, shift=8)
+    for wrong in (dict(depth=0), dict(depth="2"), dict(cutout="maybe")):
+        with pytest.raises(UserError, match="expected a number of operations from 1 up, and yes, no or only"):
+            Augmenter("d.d.d", **DIGITS, **wrong)
 
 
 # GPU ----------------------------------------------------------------------------------------------------------------

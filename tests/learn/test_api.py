@@ -16,7 +16,7 @@ from helpers import code_blocks, invoke, strategy_of
 from keras import layers
 
 import cssl
-from cssl import CSSL, FixMatch, ReMixMatch, RunConfig, Supervised, UPSMatch, cli, train
+from cssl import CSSL, FixMatch, FlexMatch, ReMixMatch, RunConfig, SimMatch, Supervised, UPSMatch, cli, train
 from libml import data as data_module
 from libml import experiment, networks
 from libml.augment import Augmenter
@@ -88,6 +88,27 @@ def test_callbacks_of_keras(digits, fitted):
              if value.tag == "epoch_loss"}
     assert means == pytest.approx(dict(enumerate(history["loss"])))
     assert any(value.tag == "epoch_steps_per_second" for event in events for value in event.summary.value)
+
+
+def test_backup_and_restore_goes_on_after_a_crash(digits, tmp_path):
+    def fit(model, **calls):
+        model.fit(digits.dataset(model), epochs=3, steps_per_epoch=1, verbose=0, callbacks=[
+            keras.callbacks.BackupAndRestore(str(tmp_path / "backup")), keras.callbacks.LambdaCallback(**calls)])
+
+    with pytest.raises(ZeroDivisionError):
+        fit(make(), on_epoch_begin=lambda epoch, logs: epoch == 2 and 1 / 0)
+    again, begun = make(), []
+    fit(again, on_train_begin=lambda logs: begun.append(int(again.updates.numpy())))
+    assert begun == [2] and int(again.updates.numpy()) == 3
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_own_networks_in_half_precision(tmp_path, policy):
+    """Their logits are half, unlike those of libml's networks."""
+    config = RunConfig.of(CSSL, **TINY | {"train_steps": 2}, augment="d.d.x", mixed_precision=policy,
+                          train_dir=str(tmp_path))
+    model = train(config, network=tiny_net).model
+    assert model.network.layers[-1].compute_dtype == policy and int(model.updates.numpy()) == 2
 
 
 @pytest.mark.parametrize("how", [dict(steps_per_execution=2), dict(run_eagerly=True)])
@@ -170,6 +191,26 @@ def test_batches_that_contradict_the_options(digits):
     assert int(model.updates.numpy()) == 0
 
 
+def test_validation_data_as_lists_and_without_end(digits):
+    images, labels = digits.test_images[:8], digits.test_labels[:8]
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(4).repeat()
+    found = []
+    for more in (dict(validation_data=(list(images), [int(y) for y in labels])),
+                 dict(validation_data=batches, validation_steps=2)):
+        model = make()
+        found.append(model.fit(digits.dataset(model), steps_per_epoch=1, verbose=0, **more).history["val_loss"][0])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)  # batches of another size: sums have another order
+
+
+@pytest.mark.parametrize("method, lacking", [(FlexMatch, "unlabeled_index"), (SimMatch, "labeled_index")])
+def test_methods_that_need_positions_say_so(digits, method, lacking):
+    network = networks.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=16, repeat=1, scales=1)
+    model = method(network, 10, batch=4, uratio=2, augmenter=Augmenter("d.d.x", **DIGITS), set_sizes=(40, 1436))
+    batches = digits.dataset(model).map(lambda batch: {key: batch[key] for key in ("labeled", "label", "unlabeled")})
+    with pytest.raises(UserError, match=f"Batches have no '{lacking}', .* which {method.__name__} needs"):
+        model.fit(batches, steps_per_epoch=1, verbose=0)
+
+
 def test_labels_of_unlabelled_images_may_be_left_out(digits):
     """They are for monitors alone: the weights become the same."""
     model, twin = make(), make()
@@ -188,7 +229,8 @@ def test_labels_of_unlabelled_images_may_be_left_out(digits):
     (dict(validation_data=(np.zeros((2, 8, 16, 3), np.uint8), [0, 1])), r"shape \[2, 8, 16, 3\]"),
     (dict(validation_data=(np.zeros((2, 16, 16, 3), np.uint8), np.eye(10)[:2])), "Labels are float64 of shape"),
     (dict(validation_data=tf.data.Dataset.from_tensors(np.zeros((2, 16, 16, 3), np.uint8))), "expected a class number"),
-    (dict(validation_data=tf.data.Dataset.from_tensors(0).take(0)), "The dataset has no images")])
+    (dict(validation_data=tf.data.Dataset.from_tensors(0).take(0)), "The dataset has no images"),
+    (dict(validation_data=tf.data.Dataset.from_tensors(0).repeat()), "validation data never end: .* validation_steps")])
 def test_arguments_of_fit_that_make_no_sense(digits, arguments, message):
     """Endless before, ignored, or an error after an epoch that was trained for nothing."""
     model = make()
@@ -597,10 +639,14 @@ def test_an_own_network_on_two_replicas(tmp_path):
     (dict(hooks=[lambda: None]), r"A hook is <lambda>\(\); expected a function of trainer and report"),
     (dict(hooks=[keras.callbacks.EarlyStopping]), "The hook EarlyStopping is a class; expected an instance"),
     (dict(hooks=print), "hooks is builtin_function_or_method; expected a list"),
+    (dict(network=tiny_net, recompute=True), "recompute=True: a network of your own does what you build into it"),
+    (dict(network=tiny_net, sync_bn=True), "sync_bn=True: a network of your own"),
     (dict(data=(np.zeros((4, 8, 8, 3)), np.arange(4))), "train got RunConfig and tuple; expected")])
 def test_own_parts_that_make_no_sense(tmp_path, own_parts, message):
+    options = {name: own_parts[name] for name in own_parts.keys() & {"recompute", "sync_bn"}}
+    config = RunConfig.of(CSSL, **TINY, **options, train_dir=str(tmp_path / "runs"))
     with pytest.raises(UserError, match=message) as caught:
-        train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path / "runs")), **own_parts)
+        train(config, **{name: value for name, value in own_parts.items() if name not in options})
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
 
 
