@@ -2,12 +2,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from libml.lazy import tf
+
+# Where seeds are made: random kernels take them from the host, which would else wait for the device at each of them.
+HOST = "CPU:0"
+PHILOX = 1  # TensorFlow's number for it
+
+
+def by_philox(draw: Callable[..., tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+    """Calls a raw operation of a generator named Philox, as tf.random does with a dozen operations more."""
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return draw(key=key, counter=counter, alg=PHILOX)
+
+
+def fold_in(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    """Derives an independent seed [2] from a seed and a number: tf.random.experimental.stateless_fold_in."""
+    with tf.device(HOST):
+        draw = partial(tf.raw_ops.StatelessRandomUniformFullIntV2, shape=[], dtype=tf.int32)
+        return tf.stack([by_philox(draw, seed), number])
+
+
+def split(seed: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Derives independent seeds [2] from a seed."""
+    with tf.device(HOST):
+        return tf.unstack(tf.random.split(seed, count, alg="philox"))
 
 
 def bits(shape: Sequence[int] | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

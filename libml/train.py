@@ -26,6 +26,7 @@ from libml.devices.distribute import ProcessGroup
 from libml.errors import UserError
 from libml.learn.model import SSLModel
 from libml.learn.update import pseudo_label_accuracy
+from libml.randomness import HOST
 from libml.results.evaluate import Evaluator, credal_coverage, evaluate_all
 from libml.run import Run
 
@@ -232,7 +233,7 @@ class Trainer:
                 count = min(chunk, boundary - self.updates)
                 started = time.perf_counter()
                 with self.group.expected("an update" if clock.started else "the first update", count):
-                    last = run(iterator, tf.constant(count, tf.int64)).numpy()
+                    last = run(iterator, tf.constant(count)).numpy()
                 if not np.isfinite(last).all():
                     self._diverged(last)
                 self.updates += count
@@ -390,7 +391,7 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
                 names: list[str] | None = None) -> Callable[[Iterator, tf.Tensor], tf.Tensor]:
     """Returns a function that runs updates with batches from an iterator.
 
-    It takes the iterator and an int64 count, adds every update's scalars to `totals` [CAPACITY + 1], the last of which
+    It takes the iterator and an int32 count, adds every update's scalars to `totals` [CAPACITY + 1], the last of which
     counts updates, and returns those of the last one, or of the first that has one that is not finite, with how many
     updates that was in the end; `names` becomes their names, of those just before the count.
     """
@@ -406,6 +407,10 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
 
     @tf.function(autograph=False)  # which would rewrite everything that the step calls
     def run(iterator, count):
+        def goes_on(done, *_):
+            with tf.device(HOST):
+                return done < count
+
         def update(done, sums, last, state):
             state, values = strategy.run(step, args=(state, iterator.get_next()))
             values = strategy.experimental_local_results(values)[0]  # equal on all replicas
@@ -419,9 +424,9 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
         # What a replica reads enters the loop where that replica is only if something there (Identity) passes it on.
         state = strategy.run(lambda: tf.nest.map_structure(tf.identity, model.update.pack(model.update.read())))
         nothing = tf.zeros([CAPACITY + 1], tf.float64)
-        start = tf.zeros([], tf.int64), nothing if totals is None else totals.read_value(), nothing, state
+        start = tf.zeros([], tf.int32), nothing if totals is None else totals.read_value(), nothing, state
         with tf.compat.v1.device(_beside_its_input):
-            _, sums, last, state = tf.while_loop(lambda done, *_: done < count, update, start,
+            _, sums, last, state = tf.while_loop(goes_on, update, start,
                                                  parallel_iterations=2 if strategy.num_replicas_in_sync == 1 else 1)
         strategy.run(lambda state: model.update.write(model.update.unpack(state)), args=(state,))
         if totals is not None:

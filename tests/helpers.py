@@ -227,6 +227,14 @@ def devices_of(node) -> set[str]:
     return gpu.devices_of(node)
 
 
+def gpu_kernel(node):
+    """The kernel that runs a node on a GPU, or None."""
+    from libml.augment import gpu
+
+    found = [kernel for kernel in gpu.kernels_for(node) if kernel.device_type in ("GPU", "DEFAULT")]
+    return max(found, key=lambda kernel: (kernel.priority, kernel.device_type == "GPU"), default=None)
+
+
 def kernels_of_loop(definition) -> tuple[list, list]:
     """The nodes of one turn of a GraphDef's only loop that start a kernel, and those that XLA compiles (into one)."""
     (loop,) = [node for node in definition.node if node.op in ("While", "StatelessWhile")]

@@ -12,8 +12,8 @@ from libml.augment import autoaugment, ctaugment, kernels
 from libml.augment.ops import AUTO_OPS, CHUNKED, OPS, PARTITIONED, RAND_OPS, SELECTED, Policy, pillow_policy, run_policy
 from libml.augment.spec import LEVELS, AugmentSpec, AutoAugment, RandAugment, parse_augment, parse_policy
 from libml.errors import UserError, check_function
+from libml.randomness import by_philox, fold_in
 
-PHILOX = 1  # TensorFlow's number for it
 _LABELED, _WEAK, _STRONG, _PROBE = range(4)  # streams of random numbers under one seed
 
 Samples = dict[str, tf.Tensor]  # all that is random in a view, one row per image
@@ -287,12 +287,4 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
 
 def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
     """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
-    # The raw operations: tf.random names an algorithm at the price of a dozen more of them.
-    draw = partial(tf.raw_ops.StatelessRandomUniformFullIntV2, shape=[], dtype=tf.int32)
-    seed = tf.stack([_by_philox(draw, seed), stream])
-    return _by_philox(partial(tf.raw_ops.StatelessRandomUniformV2, shape=[n, numbers]), seed)
-
-
-def _by_philox(draw: Callable[..., tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
-    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    return draw(key=key, counter=counter, alg=PHILOX)
+    return by_philox(partial(tf.raw_ops.StatelessRandomUniformV2, shape=[n, numbers]), fold_in(seed, stream))

@@ -77,13 +77,16 @@ def _kernels_of(op: str) -> list:
     return list(kernels.get_registered_kernels_for_op(op).kernel)
 
 
-def devices_of(node: tf.compat.v1.NodeDef) -> set[str]:
-    """The kinds of devices for which this build of TensorFlow has a kernel that takes the node's types."""
-    def fits(kernel) -> bool:
-        return all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
-                   for c in kernel.constraint if c.name in node.attr)  # 0 stands for "a list" or "no list"
+def kernels_for(node: tf.compat.v1.NodeDef) -> list:
+    """The kernels of this build of TensorFlow that take a node's types."""
+    return [kernel for kernel in _kernels_of(node.op)
+            if all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
+                   for c in kernel.constraint if c.name in node.attr)]  # 0 stands for "a list" or "no list"
 
-    return {kernel.device_type for kernel in _kernels_of(node.op) if fits(kernel)}
+
+def devices_of(node: tf.compat.v1.NodeDef) -> set[str]:
+    """The kinds of devices for which there is one of them."""
+    return {kernel.device_type for kernel in kernels_for(node)}
 
 
 def cpu_only(function: Callable, *arguments: object) -> list[str]:

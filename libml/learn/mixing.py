@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from libml.lazy import tf
-from libml.randomness import bits, uniform
+from libml.randomness import bits, split, uniform
 
 _KNOTS = 1025  # of the quantile function; linear in between, to within 1e-4 of the exact weight
 
@@ -55,7 +55,7 @@ def mixup(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: tf.Tensor
     (Berthelot et al. 2019, Eq. 9). Join several batches to mix across them. With `one_weight` all rows have the same.
     """
     n = images.shape[0]
-    shuffle_seed, beta_seed = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+    shuffle_seed, beta_seed = split(seed, 2)
     partner = tf.argsort(bits([n], shuffle_seed), stable=True)
     m = beta_weights(1 if one_weight else n, beta=beta, seed=beta_seed)
     return mix(images, tf.gather(images, partner), m), mix(targets, tf.gather(targets, partner), m)

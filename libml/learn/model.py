@@ -17,9 +17,10 @@ from libml.lazy import keras, tf
 from libml.learn import losses, optim
 from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
-from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes, fold_in
+from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes
 from libml.learn.update import Group, PackedState, State, Update
 from libml.networks.custom import check_network
+from libml.randomness import HOST, fold_in
 
 if TYPE_CHECKING:
     from libml.augment import Augmenter
@@ -168,6 +169,10 @@ class SSLModel(KerasModel):
         return Group(indices, [i for i in indices if decays(trainable[i])], self.optimizer_rule, self.learning_rate,
                      self.options.wd, self.decoupled_weight_decay)
 
+    def images_after(self, updates: tf.Tensor) -> tf.Tensor:
+        """Labelled images seen in that many updates: int64, as there may be more than int32 holds."""
+        return tf.cast(updates, tf.int64) * self.options.batch
+
     def learning_rate(self, images_seen: tf.Tensor) -> tf.Tensor:
         """lr * cos(7 pi / 16 * images / horizon), or lr for methods without decay."""
         if not self.cosine_decay:
@@ -252,8 +257,9 @@ class SSLModel(KerasModel):
     def step_seed(self, updates: tf.Tensor) -> tf.Tensor:
         """Returns the seed [2] of an update on this replica."""
         context = tf.distribute.get_replica_context()
-        return fold_in(tf.stack([tf.constant(self.seed, tf.int64), updates]),
-                       0 if context is None else context.replica_id_in_sync_group)
+        with tf.device(HOST):
+            seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(updates, tf.int64)])
+        return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
     def make_views(self, batch: dict, state: State | PackedState | None = None) -> dict:
         """Makes float views of a batch of uint8 images, by the method's needs, and CTAugment's probe."""

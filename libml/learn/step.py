@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from libml.errors import UserError
 from libml.lazy import keras, tf
+from libml.randomness import fold_in
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
     from libml.learn.update import State
 
 Tree = TypeVar("Tree")  # a tensor, or a list of them
-
-
-def fold_in(seed: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """Derives an independent seed [2] from a seed and a number."""
-    return tf.random.experimental.stateless_fold_in(seed, number, alg="philox")
 
 
 def replicas() -> tf.distribute.ReplicaContext | None:
@@ -64,7 +60,7 @@ class Step:
 
     def __init__(self, model: SSLModel, seed: tf.Tensor, state: State):
         self.model, self._before = model, state
-        self.updates, self.images_seen = state.updates, state.updates * model.options.batch  # before this update
+        self.updates, self.images_seen = state.updates, model.images_after(state.updates)  # before this update
         self.weights, self.ema_weights, self.statistics = state.weights, state.ema, state.statistics
         self.new_statistics = self.statistics
         self.state, self.predictions = dict(state.method), state.others.get("predictions")

@@ -10,7 +10,8 @@ from typing_extensions import NotRequired
 
 from libml.lazy import keras, tf
 from libml.learn import banks, losses, optim
-from libml.learn.step import Step, fold_in, replicas
+from libml.learn.step import Step, replicas
+from libml.randomness import fold_in
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
@@ -23,7 +24,7 @@ LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so i
 
 
 class _Values(NamedTuple):
-    updates: tf.Tensor
+    updates: tf.Tensor  # int32, which GPUs leave to the host: seeds and schedules follow from it without waiting
     weights: Tensors
     ema: Tensors
     statistics: Tensors
@@ -157,10 +158,12 @@ class Update:
         alone puts every use before the change. A second read would be ordered by a control dependency only, and
         TensorFlow's graph optimiser drops some of those: it has been seen to read what the same step had written.
         """
-        return tf.nest.map_structure(tf.convert_to_tensor, self._variables())
+        state = tf.nest.map_structure(tf.convert_to_tensor, self._variables())
+        return state._replace(updates=tf.cast(state.updates, tf.int32))
 
     def write(self, new: State) -> None:
         """Assigns new values, equal on all replicas, with one synchronisation for all variables together."""
+        new = new._replace(updates=tf.cast(new.updates, tf.int64))
         tf.nest.assert_same_structure(self._variables(), new)
         variables, values = tf.nest.flatten(self._variables()), tf.nest.flatten(new)
 
@@ -233,7 +236,7 @@ class Update:
                    weights: dict[int, tf.Tensor], slots: dict[int, tf.Tensor]) -> tf.Tensor:
         """Puts a group's new vectors among those of all weights and slots, by number; returns its learning rate."""
         group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
-        lr = group.learning_rate(state.updates * self.model.options.batch)
+        lr = group.learning_rate(self.model.images_after(state.updates))
         old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
         for n, k in enumerate(own):
             if k in self._decayed and group.decoupled:
@@ -301,8 +304,9 @@ def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor |
     """
     n = labels.shape[0]
     mask = tf.ones(labels.shape) if mask is None else mask[:n]
+    labels = tf.cast(labels, tf.int64)  # GPUs leave it to the host to compare integers of 32 bits
     known = tf.cast(labels >= 0, tf.float32)
-    correct = known * tf.cast(tf.argmax(scores[:n], -1, labels.dtype) == labels, tf.float32)
+    correct = known * tf.cast(tf.argmax(scores[:n], -1) == labels, tf.float32)
     return {"monitors/pseudo_known": tf.reduce_mean(known),
             "monitors/pseudo_known_correct": tf.reduce_mean(correct),
             "monitors/pseudo_used": tf.reduce_mean(known * mask),

@@ -18,7 +18,7 @@ from libml.errors import UserError
 from libml.networks import applications
 from libml.networks.layers import Factory
 from libml.networks.nets import CNN13, Network, ShakeShake, WideResNet
-from libml.randomness import seeded
+from libml.randomness import fold_in, seeded
 
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
@@ -92,7 +92,7 @@ class Application(Network):
         # Randomness comes from the seed of this pass: the layers' own states are set for it, and put back.
         seeds = [(state, tf.convert_to_tensor(state)) for state in self._seeds()] if training else []
         for i, (state, _) in enumerate(seeds):
-            seed = tf.random.experimental.stateless_fold_in(noise.seed, i, alg="philox")
+            seed = fold_in(noise.seed, i)
             state.assign(tf.cast(seed, state.dtype))
         x = self.body(self.preprocess((x + 1) * 127.5), training=training)
         for state, value in seeds:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from libml.randomness import derived_seed, uniform
+from libml.randomness import derived_seed, fold_in, uniform
 
 PACKAGE = "cssl"  # of the names under which Keras saves classes
 
@@ -112,7 +112,7 @@ class Noise:
         self.seed, self.dropout_rate, self.drawn = seed, dropout, drawn
 
     def uniform(self, shape):
-        seed = tf.random.experimental.stateless_fold_in(self.seed, self.drawn, alg="philox")
+        seed = fold_in(self.seed, self.drawn)
         self.drawn += 1
         return uniform(shape, seed)
 

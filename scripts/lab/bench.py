@@ -100,7 +100,7 @@ def updates_of(config: RunConfig, dataset: SSLData, strategy: tf.distribute.Stra
         model = experiment.build(config, dataset)
     batches = distributed_batches(model, dataset, strategy)
     loop = update_loop(model, strategy)
-    return model, batches, lambda count=1: loop(batches, tf.constant(count, tf.int64)).numpy()
+    return model, batches, lambda count=1: loop(batches, tf.constant(count)).numpy()
 
 
 def in_processes(measure: Callable[..., dict], *arguments, workers: int = 1) -> dict:

@@ -96,7 +96,7 @@ def test_a_loop_that_carries_the_state_makes_the_same_updates(network, digits, t
     for ours, theirs in zip(looped.ema_weights, stepped.ema_weights, strict=True):
         theirs.assign(ours)
     run = trainer(looped, digits, tmp_path)
-    update_loop(looped, run.strategy)(batches_of(run), tf.constant(3, tf.int64))
+    update_loop(looped, run.strategy)(batches_of(run), tf.constant(3))
     batches, step = batches_of(run), tf.function(stepped.train_on_bytes, autograph=False)
     for _ in range(3):
         step(next(batches))
@@ -118,9 +118,9 @@ def test_a_loop_tells_the_first_update_that_is_not_finite(digits, tmp_path):
     """Even where those after it are finite again."""
     run = trainer(build(Breaking), digits, tmp_path)
     loop = update_loop(run.model, run.strategy, run.totals, run.scalar_names)
-    last = loop(batches_of(run), tf.constant(2, tf.int64)).numpy()
+    last = loop(batches_of(run), tf.constant(2)).numpy()
     assert np.isfinite(last).all() and last[-1] == 2 and run.totals[-1] == 2
-    last = loop(batches_of(run, 2), tf.constant(3, tf.int64)).numpy()
+    last = loop(batches_of(run, 2), tf.constant(3)).numpy()
     values = dict(zip(run.scalar_names, last[-len(run.scalar_names) - 1:], strict=False))
     assert last[-1] == 1 and values["losses/broken"] == np.inf and np.isfinite(values["losses/xe"])
     assert run.totals[-1] == 5 and np.isinf(run._means()["losses/broken"])
@@ -134,7 +134,7 @@ def test_kernels_of_an_update(digits, tmp_path):
     model.augmenter.jit_compile = model.augmenter.on_gpu = True
     run = trainer(model, digits, tmp_path)
     loop = update_loop(model, run.strategy, run.totals)
-    function = loop.get_concrete_function(batches_of(run), tf.constant(1, tf.int64))
+    function = loop.get_concrete_function(batches_of(run), tf.constant(1))
     definition = function.graph.as_graph_def()
     kernels, inside = kernels_of_loop(definition)
     count = Counter(node.op for node in kernels)

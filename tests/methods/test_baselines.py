@@ -26,7 +26,8 @@ from libml import networks
 from libml.augment import Augmenter
 from libml.errors import UserError
 from libml.learn import losses, mixing, optim
-from libml.learn.step import Step, fold_in
+from libml.learn.step import Step
+from libml.randomness import fold_in
 
 CLASSES, BATCH, SIDE, TOTAL = 5, 8, 8, 1000
 SEED = tf.constant([7, 8], tf.int64)

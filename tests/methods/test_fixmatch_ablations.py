@@ -14,7 +14,7 @@ from libml.augment import Augmenter
 from libml.config import RunConfig
 from libml.errors import UserError
 from libml.learn import optim
-from libml.learn.step import fold_in
+from libml.randomness import fold_in
 
 
 class Plain(keras.Model):

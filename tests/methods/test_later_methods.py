@@ -32,7 +32,8 @@ from libml.config import RunConfig, ScaleOptions
 from libml.devices import distribute
 from libml.errors import UserError
 from libml.learn import banks, losses
-from libml.learn.step import Step, fold_in
+from libml.learn.step import Step
+from libml.randomness import fold_in
 
 SIX = dict(rtol=0, atol=2e-6)  # worked numbers are given to six digits; float32 adds as much
 LATER = (AdaMatch, AlphaMatch, C2S2L, CoMatch, Dash, FlexMatch, FreeMatch, ReFixMatch, ReRankMatch, SimMatch, SoftMatch)

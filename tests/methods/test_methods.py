@@ -14,7 +14,8 @@ from libml import networks
 from libml.config import describe
 from libml.learn import optim
 from libml.learn.model import Equal, SSLModel
-from libml.learn.step import LossOutput, fold_in
+from libml.learn.step import LossOutput
+from libml.randomness import fold_in
 from libml.run import Run
 
 METHODS = sorted(cssl.methods().values())

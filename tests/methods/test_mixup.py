@@ -28,7 +28,7 @@ from cssl.remixmatch import ReMixMatch
 from libml import experiment
 from libml.augment import Augmenter, to_float
 from libml.learn import mixing
-from libml.learn.step import fold_in
+from libml.randomness import fold_in
 
 
 def mixed(values, m):
