@@ -26,7 +26,7 @@ from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute
-from libml.devices.machine import cpu_facts, usable_memory
+from libml.devices.machine import cpu_facts, gpu_memory, usable_memory
 from libml.errors import OptionError, UserError, check_function, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom, memory
@@ -256,12 +256,24 @@ def _try_views(config: RunConfig, model: SSLModel, cache: Path) -> str:
     return failure and f" (XLA cannot compile them: {failure}; to try again, --views=xla, or delete {cache})"
 
 
+def _gpu_shortage(trainer: Trainer) -> str:
+    """Returns what is to be said of the memory of the GPUs, if anything."""
+    gpus = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    available = gpu_memory({details.get("device_name") for details in gpus})
+    if available is None or trainer.run.network is not None:  # of another network nothing is known
+        return ""
+    return memory.gpu_shortage(trainer.config, trainer.data.image_shape, available, model=trainer.model,
+                               replicas=trainer.strategy.num_replicas_in_sync)
+
+
 def _announce(trainer: Trainer, failure: str = "") -> None:
     """Prints the resolved configuration in plain units, the network's size, and where files go."""
     model, data, log, config = trainer.model, trainer.data, trainer.log, trainer.run.config
     values = config.values()
     for note in data.notes:
         log(f"warning: {printable(note)}")
+    if shortage := _gpu_shortage(trainer):
+        log(f"warning: {shortage}")
     lacks = _lacks(model)
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:

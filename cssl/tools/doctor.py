@@ -31,7 +31,7 @@ import cssl
 from cssl import CSSL, cli, tools
 from libml.config import RunConfig
 from libml.data.names import DATASETS
-from libml.devices.machine import cpu_facts, usable_cores, usable_memory
+from libml.devices.machine import cpu_facts, nvidia_smi, usable_cores, usable_memory
 from libml.lazy import tf
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def facts(train_dir: str, data_dir: str) -> dict[str, str]:
             f"{name} {metadata.version(name)}" for name in PACKAGES), platform.platform()]),
         "CPU": _cpu,
         "GPUs": lambda: "; ".join(map(_gpu, tf.config.list_physical_devices("GPU"))) or "none that TensorFlow can use",
-        "nvidia-smi": lambda: "; ".join(_nvidia_smi("name,memory.total,memory.free,driver_version")) or "not there",
+        "nvidia-smi": lambda: "; ".join(nvidia_smi("name,memory.total,memory.free,driver_version")) or "not there",
         "oneDNN": lambda: "on, but for runs whose --filters is not a multiple of 16" if onednn_is_on() else "off",
         "build": lambda: ", ".join(f"{key} {value}" for key, value in tf.sysconfig.get_build_info().items()),
         "memory": lambda: f"{usable_memory() / 1e9:.1f} GB",
@@ -102,15 +102,6 @@ def _gpu(device: tf.config.PhysicalDevice) -> str:
     capability = ".".join(map(str, details.get("compute_capability", "?")))
     return (f"{device.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
             f"(compute capability {capability})")
-
-
-def _nvidia_smi(query: str) -> list[str]:
-    """Returns a line for each GPU that the driver knows: also for those that TensorFlow cannot use."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True,
-                          text=True, timeout=60)
-    return done.stdout.strip().splitlines()
 
 
 # Checks: each returns what it measured, or raises.

@@ -2,6 +2,9 @@
 import os
 import platform
 import re
+import shutil
+import subprocess
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,3 +30,23 @@ def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
         with suppress(OSError, ValueError):  # another system; "max"
             sizes.append(int(limit.read_text()))
     return min(sizes)
+
+
+def nvidia_smi(query: str) -> list[str]:
+    """Returns a line for each GPU that the driver knows: also for those that TensorFlow cannot use."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True,
+                          text=True, timeout=60)
+    return done.stdout.strip().splitlines()
+
+
+def gpu_memory(names: Collection[str]) -> int | None:
+    """Returns the bytes of memory of the smallest GPU of these names; None where the driver does not tell."""
+    sizes = []
+    with suppress(OSError, subprocess.SubprocessError):
+        for line in nvidia_smi("name,memory.total"):
+            name, _, size = line.rpartition(",")
+            if name in names and re.fullmatch(r" *\d+ MiB", size):
+                sizes.append(int(size.split()[0]) << 20)
+    return min(sizes, default=None)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Feature maps that training keeps per block, from the measured peak of WRN-28-2 at batch 64 (6.7 GB).
 _MAPS = {"resnet": 7, "mcdropresnet": 7, "shake": 12, "cnn13": 2}
+_CUDA = 500_000_000  # bytes that CUDA and NCCL take of a GPU, beside TensorFlow
 
 
 def images_of_update(config: RunConfig, model: SSLModel | None = None) -> int:
@@ -24,7 +25,8 @@ def images_of_update(config: RunConfig, model: SSLModel | None = None) -> int:
     return options.batch * (labeled + options.uratio * unlabeled * config.method.uses_unlabeled)
 
 
-def count(config: RunConfig, image_shape: Sequence[int], images: int, model: SSLModel | None = None) -> int:
+def count(config: RunConfig, image_shape: Sequence[int], images: int, model: SSLModel | None = None, *,
+          map_bytes: int = 4) -> int:
     """Returns the bytes of weights (their averages, slots and gradients) and of the feature maps of some images.
 
     Of a network of keras.applications only its layers tell: they count once there is a `model`.
@@ -47,7 +49,11 @@ def count(config: RunConfig, image_shape: Sequence[int], images: int, model: SSL
         maps += blocks * size * (1 if config.scale.recompute else _MAPS[network.arch])
     if config.scale.recompute and stages:  # the inputs of all blocks, and all maps of the one that is computed again
         maps += _MAPS[network.arch] * widest
-    return 4 * (weights * 5 + maps * images)
+    return 4 * weights * 5 + map_bytes * maps * images
+
+
+def _may_recompute(config: RunConfig) -> bool:
+    return config.network.arch in _MAPS and config.network.arch != "cnn13" and not config.scale.recompute
 
 
 def check(config: RunConfig, image_shape: Sequence[int], available: int, *, model: SSLModel | None = None,
@@ -63,10 +69,33 @@ def check(config: RunConfig, image_shape: Sequence[int], available: int, *, mode
         what = f"filters={network.filters}, repeat={network.repeat}, scales={network.scales}"
         if is_application(network.arch):
             what, size = f"arch={network.arch}", config.data.image_size
-        recomputes = network.arch in _MAPS and network.arch != "cnn13" and not config.scale.recompute
         raise UserError(f"This run needs about {_gigabytes(needed)} of memory, and there are {_gigabytes(available)}: "
                         f"batch={config.options.batch}, uratio={config.options.uratio}, {what} on images of "
-                        f"{size}x{size}. Make one of them smaller{', or give --recompute' * recomputes}.")
+                        f"{size}x{size}. Make one of them smaller{', or give --recompute' * _may_recompute(config)}.")
+
+
+def gpu_shortage(config: RunConfig, image_shape: Sequence[int], available: int, *, model: SSLModel,
+                 replicas: int = 1) -> str:
+    """Says that what a replica needs may not fit into the memory of its GPU, and which flags help; "" if it fits."""
+    def needed(config: RunConfig) -> int:
+        half = config.scale.mixed_precision != "off"
+        images = images_of_update(config, model) // replicas
+        return _CUDA + count(config, image_shape, images, model, map_bytes=2 if half else 4)
+
+    if needed(config) <= available:
+        return ""
+    variants = {}
+    if _may_recompute(config):
+        variants["--recompute"] = config.replace(recompute=True)
+    if config.scale.mixed_precision == "off" and not config.method.needs_float32:
+        variants["--mixed_precision=float16"] = config.replace(mixed_precision="float16")
+    if len(variants) == 2:
+        variants["both"] = variants["--recompute"].replace(mixed_precision="float16")
+    help = [f"{flags} would need {_gigabytes(needed(variant))}" for flags, variant in variants.items()
+            if needed(variant) <= available]
+    return (f"an update needs about {_gigabytes(needed(config))} of each GPU, and the smallest has "
+            f"{_gigabytes(available)}: "
+            f"{', '.join(help) or 'more GPUs, a smaller --batch or a smaller network would help'}.")
 
 
 def _gigabytes(size: int) -> str:

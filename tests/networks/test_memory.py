@@ -1,13 +1,19 @@
 """The estimate of memory: near what was measured, by the views that methods make, through heads and teachers."""
+import os
+
 import numpy as np
 import pytest
+import tensorflow as tf
 from test_pretrained import SMALL, tiny
 
 import cssl
 from cssl import CSSL, FixMatch, RunConfig, from_arrays
 from libml import experiment, networks
+from libml.devices import machine
 from libml.errors import UserError
 from libml.networks import memory
+from libml.run import Run
+from libml.train import Trainer
 
 SHAPE = (32, 32, 3)
 
@@ -32,6 +38,50 @@ def test_the_estimate_is_near_what_was_measured(data):
     assert 1.2e9 < memory.count(frugal, SHAPE, 64 * 15, model) < 4.8e9
     with pytest.raises(UserError, match="Make one of them smaller.$"):
         memory.check(frugal, SHAPE, 10 ** 9, model=model)
+
+
+RECOMPUTE, HALF, BOTH = "--recompute would", "--mixed_precision=float16 would", "both would"
+
+
+@pytest.mark.parametrize(("gigabytes", "options", "replicas", "helps"), [
+    (24, {}, 1, None), (4, {}, 1, {RECOMPUTE, HALF, BOTH}), (3, {}, 1, {RECOMPUTE, BOTH}), (2, {}, 1, {BOTH}),
+    (1, {}, 1, {"a smaller --batch"}), (4, {}, 2, None), (3, {"recompute": True}, 1, None),
+    (2, {"recompute": True}, 1, {HALF}), (3, {"mixed_precision": "float16"}, 1, {RECOMPUTE}),
+    (4, {"arch": "cnn13", "filters": 128}, 1, {HALF})])
+def test_gpus_that_are_too_small_come_with_the_flags_that_help(data, gigabytes, options, replicas, helps):
+    """WRN-28-2 in full took 6.7 GB, 2.4 GB with --recompute; half precision halves the feature maps."""
+    config = RunConfig.of(CSSL, **options).with_data(data)
+    model = experiment.build(RunConfig.of(CSSL, **{"filters": 4, **options}).with_data(data), data)
+    found = memory.gpu_shortage(config, SHAPE, int(gigabytes * 1e9), model=model, replicas=replicas)
+    assert {text for text in (RECOMPUTE, HALF, BOTH, "a smaller --batch") if text in found} == (helps or set())
+    assert (found == "") == (helps is None) and found.count(f"{gigabytes} GB: ") == bool(helps)
+
+
+def test_methods_that_need_float32_are_not_told_of_half_precision(data):
+    config = RunConfig.of(cssl.VAT).with_data(data)
+    model = experiment.build(RunConfig.of(cssl.VAT, filters=4).with_data(data), data)
+    assert "float16" not in memory.gpu_shortage(config, SHAPE, 10 ** 9, model=model)
+
+
+def test_a_run_warns_of_a_gpu_that_is_too_small(data, tmp_path, monkeypatch):
+    """What the driver tells is made up, and so is TensorFlow's GPU."""
+    tell = tmp_path / "nvidia-smi"
+    tell.write_text("#!/bin/sh\necho 'NVIDIA X, 80000 MiB'; echo 'NVIDIA X, 4000 MiB'; echo 'NVIDIA Y, 1000 MiB'\n")
+    tell.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert machine.gpu_memory(["NVIDIA X"]) == 4000 << 20 and machine.gpu_memory(["NVIDIA Z"]) is None
+    config = RunConfig.of(CSSL).with_data(data)
+    run = Run(tmp_path, config=config, data=data, model=experiment.build(config.replace(filters=4), data))
+    trainer = Trainer(run, tf.distribute.get_strategy())
+    assert experiment._gpu_shortage(trainer) == ""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"device_name": "NVIDIA X"})
+    trainer.log = (lines := []).append
+    experiment._announce(trainer)
+    (line,) = [line for line in lines if line.startswith("warning: an update needs about")]
+    assert "of each GPU, and the smallest has 4.19 GB: --recompute would" in line
+    tell.write_text("#!/bin/sh\necho 'Unable to determine the device handle'; exit 6\n")
+    assert experiment._gpu_shortage(trainer) == ""
 
 
 def test_of_weights_alone_where_feature_maps_are_elsewhere():
