@@ -44,13 +44,8 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
     """Returns the endless training batches from `start_step` on.
 
     With several replicas, element i is shard `first_shard + i % local_shards` of step `start_step + i // local_shards`:
-    the shards of a step together are the same global batch, however many there are.
-
-    Yields:
-        labeled: [batch / num_shards, H, W, 3] uint8; label: [batch / num_shards] int32;
-        unlabeled: [batch * uratio / num_shards, H, W, 3] uint8; unlabeled_label: the held-back classes, int32, -1 where
-        unknown: for monitoring only; labeled_index, unlabeled_index: int32, the images' positions in `data.labeled` and
-        `data.unlabeled`.
+    the shards of a step together are the same global batch, however many there are. Labels of unlabelled images, -1
+    where unknown, are for monitoring only; indices are positions in `data.labeled` and `data.unlabeled`.
     """
     check_batch(batch, num_shards)
     images, labels = np.asarray(data.images), data.labels.astype(np.int32)  # asarray: a plain view of a memory map

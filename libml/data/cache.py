@@ -50,7 +50,27 @@ class Writer:
         (self._folder / CONTENTS).write_text(json.dumps({"files": sizes, "meta": self.meta}))
 
 
-def write(folder: Path, build: Callable[[Writer], None]) -> None:
+@contextmanager
+def opened(folder: Path, build: Callable[[Writer], None]) -> Iterator[tuple[dict[str, np.ndarray], dict]]:
+    """Gives the arrays (memory-mapped, read-only) and the notes of a cache, after building it where there is none.
+
+    What a damaged one leads to, in the block too, becomes one clear line.
+    """
+    if not folder.exists():
+        _write(folder, build)
+    try:
+        contents = json.loads((folder / CONTENTS).read_text())
+        for name, size in contents["files"].items():
+            if (actual := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {actual} bytes instead of {size}")
+        yield {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
+               for name in contents["files"]}, contents["meta"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"The cache of decoded images {folder} is damaged ({error}). "
+                        f"Delete that folder and start again; it is rebuilt from the data beside it.") from error
+
+
+def _write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Builds a cache folder next to its final place and moves it there in one atomic step."""
     with ExitStack() as stack:
         try:
@@ -104,35 +124,3 @@ def siblings(folder: Path) -> dict[Path, int]:
             if of and contents["meta"]["of"] == of and path.parent != folder:
                 found[path.parent] = sum(contents["files"].values())
     return found
-
-
-def read_or_build(folder: Path, build: Callable[[Writer], None]) -> tuple[dict[str, np.ndarray], dict]:
-    """Returns what `read` does, after building the cache where there is none."""
-    if (contents := read(folder)) is None:
-        write(folder, build)
-        contents = read(folder)
-    assert contents is not None
-    return contents
-
-
-def read(folder: Path) -> tuple[dict[str, np.ndarray], dict] | None:
-    """Returns the arrays (memory-mapped, read-only) and the notes stored with them, or None if there is no cache."""
-    if not folder.exists():
-        return None
-    with reading(folder):
-        contents = json.loads((folder / CONTENTS).read_text())
-        for name, size in contents["files"].items():
-            if (actual := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {actual} bytes instead of {size}")
-        return {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
-                for name in contents["files"]}, contents["meta"]
-
-
-@contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Turns what damaged caches lead to into one clear line."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"The cache of decoded images {folder} is damaged ({error}). "
-                        f"Delete that folder and start again; it is rebuilt from the data beside it.") from error

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from libml.errors import OptionError, UserError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+PARTS = ("train", "unlabeled", "test", "valid")
 MEASURED = 32  # images whose size is looked up
 _SPLITS = {"": "train", "train": "train", "training": "train", "unlabeled": "unlabeled", "unlabelled": "unlabeled",
            "test": "test", "valid": "valid", "val": "valid", "validation": "valid"}
@@ -112,7 +113,6 @@ class _Walk:
                 f"{', '.join(paths[:3])}{', …' * (len(paths) > 3)}")
 
     def skip(self, kind: str, path: str) -> None:
-        """Notes what is passed over."""
         self.passed.setdefault(kind, []).append(path)
 
     def entries(self, folder: str | Path) -> list[os.DirEntry[str]]:
@@ -153,12 +153,6 @@ class _Walk:
         return None
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link to itself
-        return entry.is_dir()
-    return False
-
-
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
@@ -177,10 +171,10 @@ def _list_folder(path: Path) -> Listing:
         raise UserError(f"{path} has no folder `train`. Expected {path}/train/<class>/*.png or *.jpg, optionally "
                         f"{path}/unlabeled/** and {path}/test/<class>/*.")
     walk = _Walk()
-    parts = {part: list[File]() for part in ("train", "unlabeled", "test", "valid")}
+    parts = {part: list[File]() for part in PARTS}
     for part in ("train", "test", "valid"):
         for entry in walk.entries(path / part):
-            if not _is_folder(entry):
+            if not os.path.isdir(entry.path):
                 if walk.image("", entry):
                     walk.skip("images in no class folder", entry.path)
                 continue
@@ -220,7 +214,7 @@ def _list_csv(path: Path) -> Listing:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). Expected a CSV file with rows file,label.") \
             from error
-    parts = {part: list[File]() for part in ("train", "unlabeled", "test", "valid")}
+    parts = {part: list[File]() for part in PARTS}
     columns, lines = ["file", "label", "split"], dict[tuple[int, int], int]()
     with tqdm(io.StringIO(text), f"reading {path.name}", text.count("\n"), leave=False, unit="row",
               disable=None) as bar:

@@ -19,13 +19,12 @@ GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 o
 class Dataset:
     """Where the images come from, what they look like, and which options suit them."""
 
-    width: int = 32  # of the images in pixels; decides how many stages a network has
+    width: int = 32  # in pixels, to which smaller images are padded; decides how many stages a network has
     mirror: bool = True  # whether a mirrored image keeps its class (house numbers and digits do not)
     presets: Mapping[str, float] = field(default_factory=dict)  # options where the user says nothing
     tfds_name: str = ""  # in TensorFlow Datasets
     train_splits: tuple[str, ...] = ("train",)  # of the TFDS dataset, one after the other
     relabel: Callable[[np.ndarray], np.ndarray] | None = None  # from TFDS's classes to those of the original program
-    pad_to: int = 0  # side to which smaller images are padded, 0 for none
     equal_classes: bool = False  # STL-10: unlabelled images hide the true shares of the classes, which are equal
     load: "Callable[[], Source] | None" = None  # makes the images of a dataset that is not in TFDS
     auto_augment: str = ""  # the dataset on which AutoAugment's policies for it were found, "" for none
@@ -45,7 +44,7 @@ DATASETS: dict[str, Dataset] = {
     "svhn": replace(_SVHN, train_splits=("train", "extra")),
     "svhn_noextra": _SVHN,
     "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True),
-    "fashion_mnist": Dataset(tfds_name="fashion_mnist", pad_to=32),
+    "fashion_mnist": Dataset(tfds_name="fashion_mnist"),
     # A small net and fast averages: minutes on a CPU.
     "digits": Dataset(16, mirror=False, load=_digits, presets={
         "filters": 16, "repeat": 1, "scales": 3, "batch": 32, "ema": 0.98, "bn_momentum": 0.98, "train_kimg": 30.0,

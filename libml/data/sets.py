@@ -42,27 +42,16 @@ class Subset:
 
 @dataclass(frozen=True, kw_only=True)
 class SSLData(sources.Images):
-    """Images with their labelled, unlabelled, validation and test parts; indices point into `images`.
+    """Images with their labelled, unlabelled, validation and test parts; indices point into `images`."""
 
-    Attributes:
-        name: what the user asked for, as text.
-        labeled: [L] int64 indices of the labelled images.
-        labeled_classes: [L] int64, their classes.
-        order: [N] int64, all training images in the order of the unlabelled stream.
-        num_valid: how many at the front of `order` are validation images; the rest is the unlabelled set.
-        calibration: [K] int64 indices of images whose labels are known but not trained on (see `hold_out`).
-        calibration_classes: [K] int64, their classes.
-        listing: the image files that they were read from, if any.
-    """
-
-    name: str
-    labeled: np.ndarray
-    labeled_classes: np.ndarray
-    order: np.ndarray
-    num_valid: int
-    calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    name: str  # what the user asked for
+    labeled: np.ndarray  # [L] int64, the labelled images
+    labeled_classes: np.ndarray  # [L] int64
+    order: np.ndarray  # [N] int64, all training images in the order of the unlabelled stream
+    num_valid: int  # how many at the front of `order` are validation images; the rest is the unlabelled set
+    calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [K], see `hold_out`
     calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    listing: files.Listing | None = None
+    listing: files.Listing | None = None  # the image files that they were read from
 
     @property
     def num_classes(self) -> int:
@@ -193,13 +182,10 @@ class DataFacts:
 
 def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
          listing: files.Listing | None = None) -> SSLData:
-    """Loads a dataset by its name on the command line.
+    """Loads a dataset by its name on the command line, such as cifar10.3@40-1 or folder:PATH.
 
-    Args:
-        name: such as cifar10.3@40-1 or folder:PATH.
-        data_dir: folder of the TFDS datasets and of decoded images; by default that of TFDS.
-        image_size: side to which a user's images are resized; by default 32, or what suits all of a folder.
-        listing: these files, where they are listed already.
+    `data_dir` (by default that of TFDS) has the TFDS datasets and gets the decoded images. A user's images, whose
+    `listing` may be known already, are resized to the side `image_size`; by default 32, or what suits all of a folder.
     """
     parsed = parse_name(name)
     data_dir = files.expand("data_dir", str(data_dir) or DEFAULT_DATA_DIR)
@@ -219,10 +205,8 @@ def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
 def from_folder(path: str | Path, *, image_size: int | None = None, data_dir: str | Path = "") -> SSLData:
     """Loads all images of path/train/<class>, path/unlabeled and path/test/<class>.
 
-    Args:
-        path: the folder. Without `test`, about a fifth of the labelled images is held out.
-        image_size: side to which images are resized, by default 32, 64 or 96, what suits them.
-        data_dir: where the decoded images are kept for the next time.
+    Without `test`, about a fifth of the labelled images is held out. All are resized to squares of `image_size`, by
+    default 32, 64 or 96, what suits them, and kept in `data_dir` for the next time.
     """
     return load(f"folder:{os.fsdecode(path)}", data_dir, image_size)
 
@@ -236,17 +220,13 @@ def from_csv(path: str | Path, *, image_size: int | None = None, data_dir: str |
 def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray, *,
                 seed: int = 1, num_labels: int | None = None, valid: int = 1,
                 class_names: list[str] | None = None, mirror: bool = True, name: str = "") -> SSLData:
-    """Builds a dataset from NumPy arrays.
+    """Builds a dataset from [N, H, W] or [N, H, W, 1 to 4] uint8 images and [N] integer labels, -1 for none.
 
     Args:
-        images: [N, H, W] or [N, H, W, 1 to 4] uint8 training images, labelled and unlabelled.
-        labels: [N] int, -1 marks an image without a label.
-        test_images: like images.
-        test_labels: [M] int.
         seed: which of the possible labelled sets to draw.
         num_labels: how many labels to use, None for all.
         valid: how many images to set aside for validation.
-        class_names: names by class number; the numbers themselves when None.
+        class_names: the numbers themselves when None.
         mirror: whether a mirrored image keeps its class.
         name: tells runs on these arrays from those on others: arrays:NAME; by default a digest of the arrays.
     """

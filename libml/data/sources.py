@@ -6,6 +6,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,29 +24,17 @@ CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change 
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a dataset.
+    """The images of a dataset."""
 
-    Attributes:
-        images: [N, H, W, 3] uint8 training images in canonical order, labelled ones and others; often memory-mapped.
-        labels: [N] int64, -1 where the class is not known.
-        test_images: [M, H, W, 3] uint8.
-        test_labels: [M] int64.
-        class_names: one name per class.
-        mirror: whether mirroring is part of the default weak augmentation (house numbers and digits change by it).
-        notes: warnings for the user to read, one line each.
-        remarks: what was done as it is meant to be, one line each.
-        fingerprint: tells the pixels of the user's images from others.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
+    images: np.ndarray  # [N, H, W, 3] uint8 for training, labelled ones and others; often memory-mapped
+    labels: np.ndarray  # [N] int64, -1 where the class is not known
+    test_images: np.ndarray  # [M, H, W, 3] uint8
+    test_labels: np.ndarray  # [M] int64
     class_names: list[str]
-    mirror: bool = True
-    notes: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    fingerprint: str = ""
+    mirror: bool = True  # whether the default weak augmentation mirrors (house numbers and digits change by it)
+    notes: list[str] = field(default_factory=list)  # warnings for the user to read, one line each
+    remarks: list[str] = field(default_factory=list)  # what was done as it is meant to be, one line each
+    fingerprint: str = ""  # tells the pixels of the user's images from others
 
 
 @dataclass(frozen=True)
@@ -74,12 +63,6 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
     if images.shape[-1] < 3:
         return np.repeat(images[..., :1], 3, axis=-1)
     return images[..., :3]
-
-
-def pad_square(images: np.ndarray, size: int) -> np.ndarray:
-    """Zero-pads [N, H, W, C] images symmetrically to size x size."""
-    height, width = (((size - extent) // 2, (size - extent + 1) // 2) for extent in images.shape[1:3])
-    return np.pad(images, ((0, 0), height, width, (0, 0)))
 
 
 def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
@@ -118,11 +101,6 @@ def tfds_version_dir(tfds_name: str, data_dir: Path) -> Path | None:
                                                          for part in path.name.split(".")])
 
 
-def cache_folder(name: str, version_dir: Path) -> Path:
-    """Returns where the decoded images of a prepared TFDS dataset are, or will be."""
-    return version_dir / f"{CACHE_NAME}-{name}"
-
-
 def tfds_source(name: str, data_dir: Path) -> Source:
     """Returns one of the paper's datasets; the first call decodes it into a cache beside the TFDS files."""
     dataset = DATASETS[name]
@@ -131,17 +109,22 @@ def tfds_source(name: str, data_dir: Path) -> Source:
         raise UserError(f"No data for {name}: {data_dir / dataset.tfds_name} holds no prepared TFDS dataset. Run "
                         f"`cssl-data {name} --data_dir={data_dir}` on a machine with a network,"
                         " or name the folder that has it with --data_dir or $ML_DATA.")
-    folder = cache_folder(name, version_dir)
-    arrays, meta = cache.read_or_build(folder, lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer))
-    with cache.reading(folder):
-        frequencies = np.ones(len(meta["class_names"])) if dataset.equal_classes else None
-        return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"],
-                      meta["class_names"], dataset.mirror, unlabeled_order=arrays["order"], frequencies=frequencies,
-                      folds=arrays.get("folds"))
+    try:
+        with cache.opened(version_dir / f"{CACHE_NAME}-{name}",
+                          lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer)) as (arrays, meta):
+            frequencies = np.ones(len(meta["class_names"])) if dataset.equal_classes else None
+            return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"],
+                          meta["class_names"], dataset.mirror, unlabeled_order=arrays["order"],
+                          frequencies=frequencies, folds=arrays.get("folds"))
+    except tf.errors.OpError as error:  # a missing or truncated file
+        raise UserError(f"The files of {dataset.tfds_name}/{version_dir.name} cannot be read "
+                        f"({error.message.splitlines()[0][:200]}). Prepare it again with cssl-data.") from error
 
 
 def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: cache.Writer) -> None:
+    """Stores images and labels in the order of the original files, which TFDS shuffles when it writes."""
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import hashing
 
     try:
         builder = tfds.builder_from_directory(version_dir)
@@ -150,61 +133,43 @@ def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: ca
     except Exception as error:
         raise UserError(f"The TFDS dataset in {version_dir} cannot be read ({error}). Delete that folder and prepare "
                         "it again with cssl-data.") from error
-    size = (dataset.pad_to, dataset.pad_to) if dataset.pad_to else (height, width)
-    num_train = sum(counts[split] for split in dataset.train_splits)
-    writer.meta["class_names"] = list(builder.info.features["label"].names)
-    for prefix, part, total in (("", dataset.train_splits, num_train), ("test_", ("test",), counts["test"])):
-        images = writer.create(f"{prefix}images", (total, *size, 3), np.uint8)
-        labels = writer.create(f"{prefix}labels", (total,), np.int64)
-        start = 0
+    side, has_ids = dataset.width, "id" in builder.info.features
+    top, left = (side - height) // 2, (side - width) // 2
+    read = tfds.ReadConfig(interleave_cycle_length=1)
+    for prefix, part in (("", dataset.train_splits), ("test_", ("test",))):
+        images = writer.create(f"{prefix}images", (sum(counts[split] for split in part), side, side, 3), np.uint8)
+        labels = writer.create(f"{prefix}labels", images.shape[:1], np.int64)
+        stop = 0
         for split in part:
-            stop = start + counts[split]
-            try:
-                _decode_split(builder, split, dataset, images[start:stop], labels[start:stop])
-            except tf.errors.OpError as error:  # a missing or truncated file
-                raise UserError(f"The files of {builder.info.full_name} cannot be read "
-                                f"({error.message.splitlines()[0][:200]}). Prepare it again with cssl-data.") from error
-            start = stop
+            start = done = stop
+            stop += counts[split]
+            # Where there is no id, builders key example i by the integer i; they store by the hash of the key.
+            stored = iter(sorted(range(counts[split]), key=hashing.Hasher(split).hash_key))
+            examples = builder.as_dataset(split=split, shuffle_files=False, read_config=read).batch(256).prefetch(2)
+            with tqdm(total=stop - start, desc=f"decoding {builder.info.name} {split}", unit="img",
+                      disable=None) as bar:
+                for batch in examples.as_numpy_iterator():
+                    known = batch["label"].astype(np.int64)
+                    numbers = ([int(text.rsplit(b"_", 1)[1]) for text in batch["id"]] if has_ids
+                               else list(islice(stored, len(known))))
+                    where = start + np.array(numbers)
+                    images[where, top:top + height, left:left + width] = to_rgb(batch["image"])
+                    labels[where] = np.where(known < 0, -1, dataset.relabel(known) if dataset.relabel else known)
+                    done += len(known)
+                    bar.update(len(known))
+            if done != stop:
+                raise UserError(f"{builder.info.name} has {done - start} examples in split {split}, its description "
+                                f"promises {stop - start}. Prepare it again with cssl-data.")
         if not prefix:
-            known = np.maximum(labels, 0)
-            num_classes = len(writer.meta["class_names"])
-            frequencies = (np.ones(num_classes) if dataset.equal_classes
-                           else splits.class_frequencies(known, num_classes))
+            known, names = np.maximum(labels, 0), builder.info.features["label"].names
+            frequencies = np.ones(len(names)) if dataset.equal_classes else splits.class_frequencies(known, len(names))
             writer.add("order", splits.unlabeled_order(known, frequencies))
+            writer.meta["class_names"] = list(names)
     if dataset.tfds_name == "stl10":
         candidates = [version_dir / "fold_indices.txt",
                       *sorted((data_dir / "downloads" / "extracted").glob("*/stl10_binary/fold_indices.txt"))]
         for file in [path for path in candidates if path.exists()][:1]:
             writer.add("folds", np.array([line.split() for line in file.read_text().splitlines() if line], np.int64))
-
-
-def _decode_split(builder, split: str, dataset: Dataset, images: np.ndarray, labels: np.ndarray) -> None:
-    """Fills images and labels in the order of the original files, which TFDS shuffles when it writes."""
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core import hashing
-
-    read = tfds.ReadConfig(interleave_cycle_length=1)
-    examples = builder.as_dataset(split=split, shuffle_files=False, read_config=read).batch(256).prefetch(2)
-    positions = None
-    if "id" not in builder.info.features:
-        # Builders key example i by the integer i and store examples sorted by the hash of their key.
-        hasher = hashing.Hasher(split)
-        positions = np.array(sorted(range(len(labels)), key=hasher.hash_key))
-    done = 0
-    with tqdm(total=len(labels), desc=f"decoding {builder.info.name} {split}", unit="img", disable=None) as bar:
-        for batch in examples.as_numpy_iterator():
-            count = len(batch["label"])
-            where = (np.array([int(text.rsplit(b"_", 1)[1]) for text in batch["id"]]) if positions is None
-                     else positions[done:done + count])
-            pixels = to_rgb(batch["image"])
-            images[where] = pad_square(pixels, dataset.pad_to) if dataset.pad_to else pixels
-            known = batch["label"].astype(np.int64)
-            labels[where] = np.where(known < 0, -1, dataset.relabel(known) if dataset.relabel else known)
-            done += count
-            bar.update(count)
-    if done != len(labels):
-        raise UserError(f"{builder.info.name} has {done} examples in split {split}, its description promises "
-                        f"{len(labels)}. Prepare it again with cssl-data.")
 
 
 def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
@@ -228,9 +193,8 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         writer.meta["of"] = str(place), image_size, bool(parts["valid"])
         _decode_files(path.name, parts, listing.class_names, image_size, writer)
 
-    arrays, meta = cache.read_or_build(location, build)
     names, remarks = listing.class_names, [str(listing)]
-    with cache.reading(location):
+    with cache.opened(location, build) as (arrays, meta):
         notes, num_valid = [*meta["notes"], *listing.notes], int(meta.get("num_valid", 0))
         images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
         test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]

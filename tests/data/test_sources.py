@@ -206,19 +206,19 @@ def test_interrupted_write_is_never_read(tmp_path):
         writer.create("images", (10, 4), np.uint8)[:5] = 1
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        cache.write(tmp_path / "cache", interrupted)
+    with pytest.raises(KeyboardInterrupt), cache.opened(tmp_path / "cache", interrupted):
+        pass
     assert list(tmp_path.iterdir()) == []
-    assert cache.read(tmp_path / "cache") is None
 
 
 def test_two_writers_do_not_disturb_each_other(tmp_path):
     def slow(writer):
-        cache.write(tmp_path / "cache", lambda other: other.add("a", np.arange(3)))
+        with cache.opened(tmp_path / "cache", lambda other: other.add("a", np.arange(3))):
+            pass
         writer.add("a", np.arange(3))
 
-    cache.write(tmp_path / "cache", slow)
-    assert cache.read(tmp_path / "cache")[0]["a"].tolist() == [0, 1, 2]
+    with cache.opened(tmp_path / "cache", slow) as (arrays, _):
+        assert arrays["a"].tolist() == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
@@ -233,7 +233,8 @@ def build(writer):
     print("writing", flush=True)
     time.sleep(600)
 
-cache.write(Path(sys.argv[1]), build)
+with cache.opened(Path(sys.argv[1]), build):
+    pass
 """
 
 
@@ -315,15 +316,16 @@ def test_a_folder_with_a_long_name_has_a_cache(folder, tmp_path, program):
 @pytest.mark.parametrize("damage", ["truncate", "remove", "contents"])
 def test_damaged_cache_is_one_clear_line(tmp_path, damage):
     folder = tmp_path / "cache"
-    cache.write(folder, lambda writer: writer.add("a", np.arange(1000)))
+    with cache.opened(folder, lambda writer: writer.add("a", np.arange(1000))):
+        pass
     if damage == "truncate":
         (folder / "a.npy").write_bytes((folder / "a.npy").read_bytes()[:-1])
     elif damage == "remove":
         (folder / "a.npy").unlink()
     else:
         (folder / cache.CONTENTS).write_text("{")
-    with pytest.raises(UserError, match="damaged.*Delete that folder"):
-        cache.read(folder)
+    with pytest.raises(UserError, match="damaged.*Delete that folder"), cache.opened(folder, pytest.fail):
+        pass
 
 
 @pytest.mark.parametrize("change", [{"meta": {}}, {"meta": []}, {"meta": {"notes": 5}}, {"files": {}}, {"files": 5}])
@@ -337,8 +339,9 @@ def test_a_cache_that_lacks_something_is_one_clear_line(folder, tmp_path, progra
 
 def test_unwritable_cache_folder_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="Cannot write the decoded images.*--data_dir"):
-        cache.write(tmp_path / "file" / "cache", lambda writer: None)
+    with (pytest.raises(UserError, match="Cannot write the decoded images.*--data_dir"),
+          cache.opened(tmp_path / "file" / "cache", lambda writer: None)):
+        pass
 
 
 # Folders.
