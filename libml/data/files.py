@@ -75,9 +75,7 @@ def expand(name: str, path: str) -> Path:
 
 def listing(path: Path, is_csv: bool) -> Listing:
     """Returns the files of path/train/<class>, path/unlabeled, path/test/<class>, path/valid/<class>, or of a CSV.
-
-    Reads each folder once and asks once for each file, which is what takes long on a network.
-    """
+    Asks once for each file, which is what takes long on a network."""
     files = _list_csv(path) if is_csv else _list_folder(path)
     trained, known = set(files.class_names), dict[tuple[int, int], tuple[str, File]]()
     for part in ("train", "test", "valid"):
@@ -240,9 +238,8 @@ def _list_csv(path: Path) -> Listing:
     if len(names) < 2:
         raise UserError(f"{path} has {'one class' if names else 'no class'} among its training images"
                         f"{f', {min(names)!r}' if names else ''}; a classifier needs at least two.")
-    if all(name.isdecimal() and len(name) < 19 for name in names):
-        return Listing(path, parts, sorted(names, key=lambda name: (int(name), name)))
-    return Listing(path, parts, sorted(names))
+    numbers = all(name.isdecimal() and len(name) < 19 for name in names)
+    return Listing(path, parts, sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
@@ -268,6 +265,9 @@ def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
 
 # What suits them.
 
+FEW = 5000  # images, for which the paper's network and length would be a waste
+
+
 def image_size(pixels: int) -> int:
     """The side, of 32, 64 or 96, to which images of so many pixels are resized: never larger than they are."""
     return max([32, *(side for side in (64, 96) if side <= pixels)])
@@ -278,14 +278,9 @@ def batch_size(side: int) -> int:
     return next((batch for limit, batch in ((32, 64), (64, 16)) if side <= limit), 8)
 
 
-FEW = 5000  # images, for which the paper's network and length would be a waste
-
-
 def presets(files: Listing, side: int | None = None) -> dict[str, float]:
-    """Returns size, batch, length and, for few images, a small network with fast averages, where the user says nothing.
-
-    The length is a power of two near 300 epochs at seven unlabelled images to one labelled, from 512 to 65536 kimg;
-    for few images 2048 updates, minutes on a CPU.
+    """Returns size, batch and length: a power of two near 300 epochs at seven unlabelled images to one labelled; for
+    few images 2048 updates, minutes on a CPU, of a small network with fast averages.
     """
     side = side or image_size(files.pixels)
     if len(files) < FEW:

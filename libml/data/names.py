@@ -54,12 +54,13 @@ DATASETS: dict[str, Dataset] = {
 
 @dataclass(frozen=True)
 class DatasetName:
-    """The fields of a name such as cifar10.3@40-1; labels is None for `all`, valid None where the data decide."""
+    """The fields of a name such as cifar10.3@40-1; of a user's images without the rest, all labels and a split that
+    suits them. `arrays` are those of a Python program."""
 
     dataset: str
     seed: int
-    labels: int | None
-    valid: int | None
+    labels: int | None  # None for `all`
+    valid: int | None  # None where the data decide
 
     def __str__(self) -> str:
         if self.is_whole:
@@ -78,12 +79,10 @@ class DatasetName:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all labels are used and the data decide how many are for validation."""
         return self.valid is None
 
     @property
     def is_arrays(self) -> bool:
-        """Whether the images are arrays of a Python program."""
         return self.dataset.split(":")[0] == "arrays"
 
     @property
@@ -93,10 +92,7 @@ class DatasetName:
 
 
 def parse_name(text: str) -> DatasetName:
-    """Parses <dataset>.<seed>@<labels>-<valid>; the dataset's name may itself hold dots and slashes (folder:PATH).
-
-    A user's images may be named without the rest: all labels, and a split that suits them.
-    """
+    """Parses what GRAMMAR says; the dataset's name may itself hold dots and slashes (folder:PATH)."""
     match = re.fullmatch(r"(?P<dataset>.+)\.(?P<seed>\d{1,18})@(?P<labels>\d{1,18}|all)-(?P<valid>\d{1,18})", text)
     if not match and re.match("(folder|csv):.", text) and not re.search(r"\.\d+@[^/]*$", text):
         return DatasetName(text, 1, None, None)

@@ -280,9 +280,7 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
                         f"{len(source.labels)} training images; leave some for training.")
     published = source.unlabeled_order is not None  # the original's rules to the letter
     labels = source.split_labels if published else np.asarray(source.labels[:num_known])
-    frequencies = source.frequencies
-    if frequencies is None:
-        frequencies = splits.class_frequencies(labels, num_classes)
+    frequencies = np.ones(num_classes) if name.entry.equal_classes else splits.class_frequencies(labels, num_classes)
     drawn = labels  # where labelled images come from
     if published:
         order = np.asarray(source.unlabeled_order)

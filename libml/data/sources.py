@@ -42,7 +42,6 @@ class Source(Images):
     """Images before any choice of labels."""
 
     unlabeled_order: np.ndarray | None = None  # [N] int64, by the rules of the published splits; None for own images
-    frequencies: np.ndarray | None = None  # [classes], wanted class shares; from the labels when None
     folds: np.ndarray | None = None  # [folds, 1000], predefined labelled sets (STL-10)
     hashes: np.ndarray | None = None  # [N] uint64, of the contents of the user's files
     chosen_valid: np.ndarray | None = None  # indices of the images that the user has chosen for validation
@@ -112,10 +111,9 @@ def tfds_source(name: str, data_dir: Path) -> Source:
     try:
         with cache.opened(version_dir / f"{CACHE_NAME}-{name}",
                           lambda writer: _decode_tfds(dataset, version_dir, data_dir, writer)) as (arrays, meta):
-            frequencies = np.ones(len(meta["class_names"])) if dataset.equal_classes else None
             return Source(arrays["images"], arrays["labels"], arrays["test_images"], arrays["test_labels"],
                           meta["class_names"], dataset.mirror, unlabeled_order=arrays["order"],
-                          frequencies=frequencies, folds=arrays.get("folds"))
+                          folds=arrays.get("folds"))
     except tf.errors.OpError as error:  # a missing or truncated file
         raise UserError(f"The files of {dataset.tfds_name}/{version_dir.name} cannot be read "
                         f"({error.message.splitlines()[0][:200]}). Prepare it again with cssl-data.") from error
@@ -178,9 +176,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     Without test images, about a fifth of every class is held out, by the split's seed and each file's contents.
     Validation images of the listing are used if it is taken as a `whole`.
     """
-    path, parts = listing.path, listing.parts
-    if not whole:
-        parts = {**parts, "valid": []}
+    path, parts = listing.path, listing.parts if whole else listing.parts | {"valid": []}
     inside = os.path.join(path.parent if path.is_file() else path, "")
     contents = [[(file.label, file.path.removeprefix(inside), file.size, file.modified) for file in part]
                 for part in parts.values()]
@@ -256,28 +252,26 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
                   writer: cache.Writer) -> None:
     """Stores training images (validation, labelled, unlabelled ones) and test images, with hashes of their files;
     unreadable ones are left out."""
-    classes = {name: c for c, name in enumerate(names)} | {"": -1}
-    unreadable = []
+    classes, unreadable = {name: c for c, name in enumerate(names)} | {"": -1}, []
     for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
         images = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8)
-        labels, hashes = list[int](), list[int]()
-        with (warnings.catch_warnings(), ThreadPoolExecutor() as pool,
-              tqdm(total=len(part), desc=f"decoding {title}", unit="img", disable=None) as bar):
+        kept, hashes = list[int](), list[int]()
+        with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
             warnings.simplefilter("ignore")
             decoded = pool.map(lambda file: (read_image(file.path, size, size), _content_hash(file.path)), part)
-            for i, (file, (pixels, content)) in enumerate(zip(part, decoded, strict=True)):
+            for i, (pixels, content) in enumerate(tqdm(decoded, f"decoding {title}", len(part), unit="img",
+                                                       disable=None)):
                 if isinstance(pixels, str):
-                    unreadable.append(f"{file.path} ({pixels})")
+                    unreadable.append(f"{part[i].path} ({pixels})")
                 else:
-                    images[len(labels)] = pixels
-                    labels.append(classes[file.label])
+                    images[len(kept)] = pixels
+                    kept.append(i)
                     hashes.append(content)
-                if not prefix and i + 1 == len(parts["valid"]):
-                    writer.meta["num_valid"] = len(labels)
-                bar.update()
-        if len(labels) < len(part):
-            writer.add(f"{prefix}images", np.array(images[:len(labels)]))
-        writer.add(f"{prefix}labels", np.array(labels, np.int64))
+        if len(kept) < len(part):
+            writer.add(f"{prefix}images", np.array(images[:len(kept)]))
+        writer.add(f"{prefix}labels", np.array([classes[part[i].label] for i in kept], np.int64))
         writer.add(f"{prefix}hashes", np.array(hashes, np.uint64))
+        if not prefix:
+            writer.meta["num_valid"] = sum(i < len(parts["valid"]) for i in kept)
     writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable[:3])}"
                              f"{', …' * (len(unreadable) > 3)}"] if unreadable else [])

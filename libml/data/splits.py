@@ -17,11 +17,8 @@ def _most_wanted(frequencies: np.ndarray, taken: np.ndarray) -> int:
 
 def labeled_indices(labels: np.ndarray, size: int, seed: int, frequencies: np.ndarray) -> np.ndarray:
     """Returns the indices of `size` labelled images as they are drawn, classes in proportion to `frequencies`; labels
-    of -1 are not drawn.
-
-    Seed 0 takes each class in its stored order, any other seed shuffles the classes one after the other with
-    NumPy's legacy generator, which is what makes the published splits reproducible.
-    """
+    of -1 are not drawn. Seed 0 takes each class in its stored order, any other seed shuffles the classes one after the
+    other with NumPy's legacy generator, as the published splits did."""
     queues = [np.flatnonzero(labels == c) for c in range(len(frequencies))]
     if seed:
         generator = np.random.RandomState(seed)
@@ -41,11 +38,8 @@ def labeled_indices(labels: np.ndarray, size: int, seed: int, frequencies: np.nd
 
 
 def unlabeled_order(labels: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Orders all training images so that every prefix has about the wanted class shares.
-
-    Images wait in one queue per class as they are read; whenever the class that is furthest behind has one waiting,
-    it goes out. What is still waiting at the end follows class by class.
-    """
+    """Orders all training images so that every prefix has about the wanted class shares: images wait in one queue per
+    class as they are read, until theirs is the class that is furthest behind; the rest follows class by class."""
     queues: list[deque[int]] = [deque() for _ in frequencies]
     taken = np.zeros(len(frequencies), np.int64)
     wanted = _most_wanted(frequencies, taken)

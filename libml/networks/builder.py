@@ -23,7 +23,6 @@ from libml.randomness import fold_in, seeded
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
     "mcdropresnet": WideResNet}  # the original's name for what every network here can do: dropout in chosen passes
-
 BLOCKS = ("resnet", "mcdropresnet", "shake")  # architectures of residual blocks
 
 

@@ -15,11 +15,8 @@ from libml.randomness import derived_seed
 class Heads(keras.Model):
     """A network with further layers on its embedding, trained, averaged and saved with the rest.
 
-    Args:
-        network: gives class logits by default, and its "logits" and "embedding" by `outputs`.
-        heads: by name, the units of a dense layer, or a Keras layer of your own from embedding to output; from the
-            map before it, if the layer has an attribute `of = "map"`.
-        seed: of the dense layers' initial weights.
+    The network gives class logits by default, and its "logits", "embedding" and "map" by `outputs`. A head is, by its
+    name, the units of a dense layer, or a Keras layer of your own: from the map, if it has an attribute `of = "map"`.
     """
 
     def __init__(self, network: keras.Model, heads: dict[str, int | keras.layers.Layer], seed: int | None = None):
@@ -47,7 +44,6 @@ class Heads(keras.Model):
         self.built = True
 
     def count_features(self) -> int:
-        """What training keeps of one image."""
         return self.network.count_features()
 
     def get_config(self):
@@ -111,10 +107,7 @@ class _Decoder(keras.layers.Layer):
 
 
 class Decoders(keras.Model):
-    """A wide residual net with decoders of what was done to an image, each with a last stage of its own.
-
-    `units` are the numbers that each decoder estimates, by its name.
-    """
+    """A wide residual net with decoders of what was done to an image: by name, how many numbers each estimates."""
 
     def __init__(self, network: WideResNet, units: dict[str, int], seed: int | None = None):
         if not isinstance(network, WideResNet):

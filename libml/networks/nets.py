@@ -1,5 +1,6 @@
 """Networks: wide residual net, 13-layer CNN and shake-shake net, from images in [-1, 1] to logits and embedding."""
 import itertools
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -11,8 +12,8 @@ from libml.networks.layers import PACKAGE, Factory, Noise, dtype_policy, recompu
 class Network(keras.Model):
     """What the networks share: arguments of a call, global mean, dense layer.
 
-    Subclasses have the dense layer as `classifier`, and `features(x, training, noise)`, which returns the feature map
-    [N, H', W', channels] before the mean.
+    Subclasses have that layer as `classifier`, and `features(x, training, noise)`, the map [N, H', W', channels] before
+    the mean.
     """
 
     needs_seed_in_training = False
@@ -53,10 +54,8 @@ class Network(keras.Model):
     def through(self, blocks, x, training, noise):
         """What residual blocks make of a feature map."""
         for block in blocks:
-            if self.recompute and training:
-                x = recomputed(block, x, noise)
-            else:
-                x = block(x, training=training, noise=noise)
+            recompute = self.recompute and training
+            x = recomputed(block, x, noise) if recompute else block(x, training=training, noise=noise)
         return x
 
     def call(self, images, training=False, seed=None, mc_dropout=False, embedding_dropout=0.0, outputs=None):
@@ -98,10 +97,17 @@ class ResidualBlock(keras.layers.Layer):
         y = tf.nn.leaky_relu(self.norm1(x, training=training), 0.1)
         if self.activate_shortcut:
             x = y
-        y = self.conv1(y)
-        y = tf.nn.leaky_relu(self.norm2(y, training=training), 0.1)
+        y = tf.nn.leaky_relu(self.norm2(self.conv1(y), training=training), 0.1)
         y = self.conv2(noise.dropout(y))
         return y + (x if self.shortcut is None else self.shortcut(x))
+
+
+def _stages(filters: int, repeat: int, scales: int) -> Iterator[tuple[str, int, int, int]]:
+    """The name, channels, filters and stride of each residual block behind a stem of 16 channels."""
+    channels = 16
+    for stage, block in itertools.product(range(scales), range(repeat)):
+        yield f"stage{stage}_block{block}", channels, filters << stage, 2 if stage > 0 and block == 0 else 1
+        channels = filters << stage
 
 
 class WideResNet(Network):
@@ -110,12 +116,9 @@ class WideResNet(Network):
     def __init__(self, make: Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
         super().__init__(dropout, name="resnet")
         self.stem, self.last_stage = make.conv("stem", image_shape[-1], 16, 3), (scales - 1) * repeat
-        self.blocks, channels = [], 16
-        for stage, block in itertools.product(range(scales), range(repeat)):
-            stride = 2 if stage > 0 and block == 0 else 1
-            name, width = f"stage{stage}_block{block}", filters << stage
-            self.blocks.append(ResidualBlock(make, name, channels, width, stride, stage == block == 0))
-            channels = width
+        self.blocks = [ResidualBlock(make, *sizes, activate_shortcut=i == 0)
+                       for i, sizes in enumerate(_stages(filters, repeat, scales))]
+        channels = filters << scales - 1
         self.norm = make.norm("norm", channels)
         self.classifier = make.dense("classifier", channels, num_classes)
         self.built = True
@@ -212,12 +215,8 @@ class ShakeShake(Network):
         super().__init__(dropout, name="shake")
         self.stem = make.conv("stem", image_shape[-1], 16, 3)
         self.norm = make.norm("norm", 16)
-        self.blocks, channels = [], 16
-        for stage, block in itertools.product(range(scales), range(repeat)):
-            stride = 2 if stage > 0 and block == 0 else 1
-            self.blocks.append(_ShakeBlock(make, f"stage{stage}_block{block}", channels, filters << stage, stride))
-            channels = filters << stage
-        self.classifier = make.dense("classifier", channels, num_classes)
+        self.blocks = [_ShakeBlock(make, *sizes) for sizes in _stages(filters, repeat, scales)]
+        self.classifier = make.dense("classifier", filters << scales - 1, num_classes)
         self.built = True
 
     def features(self, x, training, noise):
