@@ -33,9 +33,14 @@ def parser(description: str | None, runs: bool = False) -> Parser:
     return made
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal; it may be closed."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def show(text: object) -> None:
     """Prints a line; on a terminal, what would command it is escaped: names of files and classes may hold anything."""
-    print(printable(text) if sys.stdout.isatty() else text)
+    print(printable(text) if on_terminal() else text)
 
 
 def number(flag: str, text: str | None, expected: str) -> float | None:

@@ -116,7 +116,7 @@ def main() -> None:
         write_atomically(args.csv, lambda file: file.write(text))
     elif args.json:
         print(json.dumps(records, indent=1))
-    elif sys.stdout.isatty():
+    elif tools.on_terminal():
         print(to_csv(records, printable), end="")  # a name may hold what commands a terminal
     else:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding == "utf-8":

@@ -12,6 +12,7 @@ the paper's.
 interval, and in how many splits a row is above.
 """
 import csv
+import io
 import re
 import sys
 
@@ -71,10 +72,12 @@ def main() -> None:
     if not grid.cells:
         notes.append("no finished run: the table is empty")
     notes = list(map(printable, notes))
-    if args.format != "csv" or sys.stdout.isatty():
+    if args.format != "csv" or tools.on_terminal():
         lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
     if args.format == "csv":
-        csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        print(text.getvalue(), end="")
         print("".join(f"note: {note}\n" for note in notes), end="", file=sys.stderr)
     elif args.format == "latex":
         print("\n".join([tables.latex(lines), *(f"% {note}" for note in notes)]))

@@ -1,7 +1,9 @@
 """Runs on disk: finding and reading them, damaged and unfinished ones, tables over seeds, the extraction scripts."""
 import csv
+import importlib
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -279,6 +281,13 @@ def test_names_do_not_command_terminals(tmp_path, monkeypatch):
         done = invoke(tool, *flags[:1], tmp_path, *flags[1:]) if tool == "plot" else invoke(tool, tmp_path, *flags)
         assert "\\x1b[2J\\rx\\n" in done.stdout, arguments
         assert not {"\x1b", "\r"} & set(done.stdout + done.stderr), arguments
+
+
+def test_a_closed_output_is_no_error(folder, monkeypatch):
+    for tool, *flags in (("table", "--format=csv"), ("table",), ("extract",)):
+        monkeypatch.setattr(sys, "argv", ["program", str(folder / "cifar10*"), *flags])
+        monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
+        assert not importlib.import_module(f"cssl.tools.{tool}").main()
 
 
 def test_no_runs(command, tmp_path):
