@@ -151,6 +151,12 @@ class _Walk:
         return None
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
+
+
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
@@ -172,7 +178,7 @@ def _list_folder(path: Path) -> Listing:
     parts = {part: list[File]() for part in PARTS}
     for part in ("train", "test", "valid"):
         for entry in walk.entries(path / part):
-            if not os.path.isdir(entry.path):
+            if not _is_folder(entry):
                 if walk.image("", entry):
                     walk.skip("images in no class folder", entry.path)
                 continue
