@@ -24,7 +24,7 @@ else:
         """Holds the place of keras.Model until the first model is made."""
 
 ENDLESS = 10 ** 9  # batches that nobody means to be one epoch
-_WRONG_LABEL = "a label is no class"
+_OUT_OF_RANGE = "{} is out of range"
 
 
 def register(cls: type) -> None:
@@ -55,10 +55,13 @@ def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
 class Optimizer:
     """What Keras's callbacks want to know of an optimizer; the update is part of the method's step."""
 
-    built = True
+    built = False  # else Keras asks for its variables
 
     def __init__(self, model):
         self._model = model
+
+    def build(self, variables):
+        """There is nothing to build."""
 
     @property
     def iterations(self):
@@ -81,6 +84,8 @@ class KerasModel(_KerasModel):
     network: Any
     augmenter: Any
     num_classes: int
+    num_labeled: int
+    num_unlabeled: int
     __signature__: inspect.Signature
     _arguments = ""  # of the constructor, as a docstring has them
 
@@ -150,18 +155,24 @@ class KerasModel(_KerasModel):
         if not self.compiled:
             self.compile()
         try:
-            return super().fit(x.map(self._check_labels), steps_per_epoch=steps_per_epoch, shuffle=False,
+            return super().fit(x.map(self._check_numbers), steps_per_epoch=steps_per_epoch, shuffle=False,
                                validation_data=validation_data, **arguments)
         except tf.errors.InvalidArgumentError as error:
-            if _WRONG_LABEL not in str(error):
-                raise
-            raise UserError(f"Batches have labels that are no class; expected 'label' from 0 to {self.num_classes - 1}."
-                            ) from error
+            for name, count in self._counts().items():
+                if _OUT_OF_RANGE.format(name) in str(error):
+                    raise UserError(f"Batches have {name!r} that this {type(self).__name__} does not know; expected "
+                                    f"numbers from 0 to {count - 1}.") from error
+            raise
 
-    def _check_labels(self, batch: dict) -> dict:
-        """Stops the input at a label that is no class: not every device does, and then the loss is wrong or NaN."""
-        fits = tf.reduce_all((batch["label"] >= 0) & (batch["label"] < self.num_classes))
-        with tf.control_dependencies([tf.debugging.Assert(fits, [_WRONG_LABEL])]):
+    def _counts(self) -> dict[str, int]:
+        return {"label": self.num_classes, "labeled_index": self.num_labeled, "unlabeled_index": self.num_unlabeled}
+
+    def _check_numbers(self, batch: dict) -> dict:
+        """Stops the input at a label or a position that is none: GPUs do not, and what follows is wrong or NaN."""
+        checks = [tf.debugging.Assert(tf.reduce_all((batch[name] >= 0) & (batch[name] < count)),
+                                      [_OUT_OF_RANGE.format(name)])
+                  for name, count in self._counts().items() if count and name in batch]
+        with tf.control_dependencies(checks):
             return batch | {"label": tf.identity(batch["label"])}
 
     def _check_batches(self, x, y, whole: bool) -> None:

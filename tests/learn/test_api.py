@@ -121,6 +121,12 @@ def test_means_however_the_steps_are_run(digits, how):
     assert int(model.updates.numpy()) == 4 and history["loss"] == pytest.approx([np.mean(losses)], rel=1e-5)
 
 
+def test_a_model_is_summarised(fitted):
+    lines = []
+    fitted[0].summary(print_fn=lambda text, **how: lines.append(text))
+    assert "Total params" in "".join(lines)
+
+
 def test_a_callback_may_stop_but_not_change_the_rate(digits):
     model = make(Supervised)
     stop = keras.callbacks.EarlyStopping("losses/wd", mode="max", min_delta=1e9)  # never better than at first
@@ -170,8 +176,8 @@ def test_batches_that_contradict_the_options(digits):
             (batches(label=lambda y: {"y": y}), "'label' as {'y': TensorSpec"),
             (batches(unlabeled_label=lambda y: y[:2]), r"'unlabeled_label' as .*shape=\(2,\).* int64 of shape \[8\]"),
             (batches().take(0), "The dataset has no batches"), (iter(batches()), "fit got OwnedIterator; expected"),
-            (batches(label=lambda y: y + 10), "labels that are no class; expected 'label' from 0 to 9"),
-            (batches(label=lambda y: y - 20), "labels that are no class")]:
+            (batches(label=lambda y: y + 10), "'label' that this CSSL does not know; .* 0 to 9"),
+            (batches(label=lambda y: y - 20), "'label' that this CSSL does not know")]:
         with pytest.raises(UserError, match=message) as caught:
             model.fit(x, steps_per_epoch=1, verbose=0)
         assert "\n" not in str(caught.value)
@@ -209,6 +215,9 @@ def test_methods_that_need_positions_say_so(digits, method, lacking):
     batches = digits.dataset(model).map(lambda batch: {key: batch[key] for key in ("labeled", "label", "unlabeled")})
     with pytest.raises(UserError, match=f"Batches have no '{lacking}', .* which {method.__name__} needs"):
         model.fit(batches, steps_per_epoch=1, verbose=0)
+    few = method(network, 10, batch=4, uratio=2, augmenter=Augmenter("d.d.x", **DIGITS), set_sizes=(2, 2))
+    with pytest.raises(UserError, match=f"'(un)?labeled_index' that this {method.__name__} does not know; .* 0 to 1"):
+        few.fit(digits.dataset(few), steps_per_epoch=1, verbose=0)
 
 
 def test_labels_of_unlabelled_images_may_be_left_out(digits):
