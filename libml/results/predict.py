@@ -86,6 +86,8 @@ class Classifier:
             names = [name.decode() for name in loaded.class_names.numpy()]
             height, width, channels = function.structured_input_signature[1]["images"].shape[1:]
             told = facts["class_names"], facts["image_shape"]
+            if not {"logits", "probabilities"} <= function.structured_outputs.keys():
+                raise ValueError("its signature `images` gives other outputs than logits and probabilities")
         except Exception as error:  # a different type for every kind of damage
             reason = (str(error).strip().splitlines() or ["nothing is said"])[0][:200]
             raise UserError(f"The export {folder} cannot be read ({type(error).__name__}: {reason}). Export the run "
@@ -109,14 +111,19 @@ class Classifier:
             chunk = np.asarray(images[start:start + size])
             padded = np.concatenate([chunk, np.zeros((size - len(chunk), *self.image_shape), np.uint8)])
             parts.append({name: value.numpy()[:len(chunk)] for name, value in function(tf.constant(padded)).items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "classes"}
+        classes, largest = len(self.class_names), np.finfo(np.float32).max
+        for name, values in outputs.items():
+            shape = (len(images),) if name in ("class", "alpha") else (len(images), classes)
+            low, high = {"logits": (-largest, largest), "class": (0, classes - 1)}.get(name, (-1e-3, 1 + 1e-3))
+            if values.shape != shape or not ((values >= low) & (values <= high)).all():
+                raise UserError(f"The model ({self.name}) predicts NaN, or what is no {name}: its training diverged, "
+                                "or its files are damaged. Use an earlier checkpoint, or export it again.")
+        return outputs
 
     def __call__(self, images: np.ndarray, batch: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and probabilities [N, C] of uint8 images."""
         outputs = self.in_batches(self.function, images, batch)
-        if not np.isfinite(outputs["logits"]).all():
-            raise UserError(f"The model ({self.name}) predicts NaN or infinity: its training diverged, or its files "
-                            "are damaged. Use an earlier checkpoint.")
         return outputs["logits"], outputs["probabilities"]
 
     def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:

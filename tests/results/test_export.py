@@ -397,6 +397,32 @@ def test_a_damaged_export_is_one_line(shipped, exported, described, program, tmp
         assert "they do not match" in error(lambda text=text: (broken / "classes.json").write_text(text))
 
 
+def test_a_saved_model_that_gives_what_is_none_is_one_line(shipped, exported, program, tmp_path):
+    broken, model, spec = tmp_path / "broken", tf.Module(), tf.TensorSpec([None, 16, 16, 3], tf.uint8, name="images")
+    model.class_names = tf.Variable(json.loads((exported / "classes.json").read_text()))
+
+    def error(credal: dict = None, **outputs) -> str:  # constants of one image, repeated
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(exported, broken)
+        shutil.rmtree(broken / "saved_model")
+        signatures = {name: tf.function(lambda images, made=made: {
+            key: tf.repeat(tf.constant([value]), tf.shape(images)[0], 0) for key, value in made.items()},
+            input_signature=[spec]) for name, made in {"images": outputs, "credal": credal}.items() if made}
+        tf.saved_model.save(model, str(broken / "saved_model"), signatures=signatures)
+        return program(predict_tool.main, broken, shipped.images / "test", *["--credal"] * bool(credal), code=2).stderr
+
+    flat, uniform = [0.0] * 10, [0.1] * 10
+    for wrong, outputs in {
+            "logits": {"logits": [0.0] * 3, "probabilities": uniform},
+            "probabilities": {"logits": flat, "probabilities": [7.0] * 10},
+            "alpha": {"logits": flat, "probabilities": uniform, "credal": {"class": 3, "alpha": 7.0}},
+            "class": {"logits": flat, "probabilities": uniform, "credal": {"class": 33, "alpha": 0.5}},
+            "possibility": {"logits": flat, "probabilities": uniform, "credal": {"possibility": [np.nan] * 10}},
+            }.items():
+        assert f"predicts NaN, or what is no {wrong}: " in error(**outputs)
+    assert "other outputs than logits and probabilities" in error(p=uniform)
+
+
 def test_half_precision_is_exported_in_float32(tmp_path):
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", filters=4, repeat=1, scales=1, mixed_precision="float16",
                           augment="d.d.x", train_dir=str(tmp_path))

@@ -295,14 +295,14 @@ def test_batches_of_one_shape():
 
     def function(images):
         shapes.append(tuple(images.shape))
-        first = tf.cast(images[:, 0, 0], tf.float32)
+        first = tf.cast(images[:, 0, 0], tf.float32) / 255
         return {"logits": first[:, :2], "probabilities": first[:, 1:]}
 
     images = np.random.default_rng(0).integers(0, 256, (600, 2, 2, 3), np.uint8)
     logits, probabilities = library.Classifier("", ["a", "b"], (2, 2, 3), function, list)(images)
     assert shapes == [(256, 2, 2, 3)] * 3
-    np.testing.assert_array_equal(logits, images[:, 0, 0, :2])
-    np.testing.assert_array_equal(probabilities, images[:, 0, 0, 1:])
+    np.testing.assert_array_equal(logits, images[:, 0, 0, :2] / np.float32(255))
+    np.testing.assert_array_equal(probabilities, images[:, 0, 0, 1:] / np.float32(255))
 
 
 def test_arrays_must_be_images_of_the_models_size(predictions):
@@ -370,7 +370,7 @@ def test_a_diverged_model_predicts_nothing(shipped, program, tmp_path):
         tf.train.Checkpoint(**model.checkpoint_items()).write(cssl.open(run).checkpoint)
         for main, flags in ((tool.main, ["--credal"]), (tool.main, ["--json"]), (tool.main, ["--sort=uncertainty"])):
             error = program(main, run, shipped.images / "test", *flags, code=2).stderr
-            assert "predicts NaN or infinity: its training diverged" in error
+            assert "predicts NaN, or what is no logits: its training diverged" in error
         assert "diverged" in program(export_tool.main, run, "-o", tmp_path / "model", code=2).stderr
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
