@@ -38,7 +38,6 @@ class Writer:
         return self._open[name]
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """Stores an array that exists already."""
         self.create(name, array.shape, array.dtype)[...] = array
 
     def finish(self) -> None:
@@ -115,12 +114,12 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def siblings(folder: Path) -> dict[Path, int]:
-    """Returns the other caches beside a folder that say they are of the same thing, with their sizes in bytes."""
-    found, of = dict[Path, int](), json.loads((folder / CONTENTS).read_text())["meta"].get("of")
+def siblings(folder: Path, of: object) -> dict[Path, int]:
+    """Returns the other caches beside a folder whose notes say that they are `of` this, with their sizes in bytes."""
+    found = dict[Path, int]()
     for path in sorted(folder.parent.glob(f"[!.]*/{CONTENTS}")):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged
             contents = json.loads(path.read_text())
-            if of and contents["meta"]["of"] == of and path.parent != folder:
+            if contents["meta"]["of"] == of and path.parent != folder:
                 found[path.parent] = sum(contents["files"].values())
     return found

@@ -1,6 +1,7 @@
 """A user's images, in folders or listed in a CSV file: which files there are, what suits them. Needs no TensorFlow."""
 from __future__ import annotations
 
+import collections
 import csv
 import io
 import os
@@ -103,15 +104,12 @@ class _Walk:
     """Looks into folders and remembers what it passes over."""
 
     def __init__(self):
-        self.passed: dict[str, list[str]] = {}  # kind -> paths
+        self.passed = collections.defaultdict[str, list[str]](list)  # paths by kind
 
     def __str__(self) -> str:
         paths = [path for found in self.passed.values() for path in found]
         return (f"Not used are {', '.join(f'{kind} ({len(found)})' for kind, found in self.passed.items())}: "
                 f"{', '.join(paths[:3])}{', …' * (len(paths) > 3)}")
-
-    def skip(self, kind: str, path: str) -> None:
-        self.passed.setdefault(kind, []).append(path)
 
     def entries(self, folder: str | Path) -> list[os.DirEntry[str]]:
         """What a folder holds that is not hidden, by name; nothing if there is none."""
@@ -121,11 +119,11 @@ class _Walk:
         except FileNotFoundError:
             return []
         except OSError:
-            self.skip("folders that cannot be read", str(folder))
+            self.passed["folders that cannot be read"].append(str(folder))
             return []
         for entry in entries:
             if entry.name.startswith(".") and (_is_image(entry.name) or entry.is_dir(follow_symlinks=False)):
-                self.skip("hidden files or folders", entry.path)
+                self.passed["hidden files or folders"].append(entry.path)
         return [entry for entry in entries if not entry.name.startswith(".")]
 
     def images(self, label: str, folder: str | Path) -> Iterator[File]:
@@ -143,11 +141,12 @@ class _Walk:
         try:
             status = entry.stat()
         except OSError:  # to nowhere, to itself, or to where we may not look
-            self.skip("broken links", entry.path)
+            self.passed["broken links"].append(entry.path)
             return None
         if stat.S_ISREG(status.st_mode) and _is_image(entry.name):
             return _file(label, entry.path, status)
-        self.skip("linked folders" if stat.S_ISDIR(status.st_mode) else "files that are no images", entry.path)
+        kind = "linked folders" if stat.S_ISDIR(status.st_mode) else "files that are no images"
+        self.passed[kind].append(entry.path)
         return None
 
 
@@ -180,7 +179,7 @@ def _list_folder(path: Path) -> Listing:
         for entry in walk.entries(path / part):
             if not _is_folder(entry):
                 if walk.image("", entry):
-                    walk.skip("images in no class folder", entry.path)
+                    walk.passed["images in no class folder"].append(entry.path)
                 continue
             try:
                 entry.name.encode()

@@ -59,7 +59,6 @@ class SSLData(sources.Images):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width, channels."""
         return tuple(self.images.shape[1:])
 
     @property
@@ -157,10 +156,9 @@ class DataFacts:
 
     def to_dict(self) -> dict:
         """Returns data.json; numbers keep their bits."""
-        statistics = self.image_statistics
         return {"class_names": [str(name) for name in self.class_names], "image_shape": list(self.image_shape),
                 "set_sizes": list(self.set_sizes), "mirror": bool(self.mirror),
-                "image_statistics": None if statistics is None else [np.asarray(x).tolist() for x in statistics],
+                "image_statistics": self.image_statistics and [np.asarray(x).tolist() for x in self.image_statistics],
                 "label_prior": None if self.label_prior is None else self.label_prior.tolist(),
                 "calibration": 0 if self.calibration is None else len(self.calibration[1])}
 
@@ -278,8 +276,8 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     if num_valid >= len(source.labels):
         raise UserError(f"{name} sets {num_valid} images aside for validation, but {name.dataset} has only "
                         f"{len(source.labels)} training images; leave some for training.")
-    published = source.unlabeled_order is not None  # the original's rules to the letter
-    labels = source.split_labels if published else np.asarray(source.labels[:num_known])
+    published = source.unlabeled_order is not None  # the original's rules to the letter: unknown counts as class 0
+    labels = np.maximum(np.asarray(source.labels), 0) if published else np.asarray(source.labels[:num_known])
     frequencies = np.ones(num_classes) if name.entry.equal_classes else splits.class_frequencies(labels, num_classes)
     drawn = labels  # where labelled images come from
     if published:
@@ -318,7 +316,7 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
                      "in the original program: validation accuracy is optimistic.")
     return SSLData(source.images, np.asarray(source.labels), source.test_images, np.asarray(source.test_labels),
                    source.class_names, source.mirror, notes, remarks, source.fingerprint, name=str(name),
-                   labeled=labeled, labeled_classes=source.split_labels[labeled], order=order, num_valid=num_valid)
+                   labeled=labeled, labeled_classes=labels[labeled], order=order, num_valid=num_valid)
 
 
 def _validation_of_user(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:

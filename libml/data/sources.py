@@ -46,11 +46,6 @@ class Source(Images):
     hashes: np.ndarray | None = None  # [N] uint64, of the contents of the user's files
     chosen_valid: np.ndarray | None = None  # indices of the images that the user has chosen for validation
 
-    @property
-    def split_labels(self) -> np.ndarray:
-        """Labels as the published splits see them: an unknown class counts as class 0."""
-        return np.maximum(np.asarray(self.labels), 0)
-
 
 def to_rgb(images: np.ndarray) -> np.ndarray:
     """Makes [N, H, W] or [N, H, W, channels] uint8 images three-channelled: grey is repeated, alpha dropped."""
@@ -194,7 +189,8 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
         notes, num_valid = [*meta["notes"], *listing.notes], int(meta.get("num_valid", 0))
         images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
         test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
-    if old := cache.siblings(location):
+        old = cache.siblings(location, meta.get("of"))
+    if old:
         remarks.append(f"Decoded images of {path} as it was before take {sum(old.values()) / 1e6:,.1f} MB and may "
                        f"be deleted if no run uses them: {', '.join(map(str, old))}")
     fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()

@@ -28,7 +28,6 @@ NARROW_STRIDES = {"Xception"}  # strided 1x1 convolutions with 728 channels, no 
 
 
 def is_application(arch: str) -> bool:
-    """Whether a network is one of keras.applications."""
     return arch.startswith(PREFIX)
 
 

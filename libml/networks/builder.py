@@ -33,8 +33,7 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
     """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights.
 
     With `recompute` training keeps only the inputs of residual blocks and computes the rest again: less memory.
-    Networks keras:NAME of keras.applications may start from `weights` (imagenet, or a file); they resize images to
-    `input_size` first (0: they take them as they are).
+    Networks keras:NAME may start from `weights` (imagenet, or a file); they resize images to `input_size` unless 0.
     """
     settings = SimpleNamespace(**locals() | {"image_shape": tuple(image_shape)})  # all arguments, to build it again
     make = Factory(seed, bn_momentum, sync_bn)
@@ -54,7 +53,6 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
 
 
 def count_weights(model: keras.Model) -> int:
-    """Number of trainable weights."""
     return sum(math.prod(v.shape) for v in model.trainable_variables)
 
 

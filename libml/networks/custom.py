@@ -30,30 +30,28 @@ def check_network(network: keras.Model, num_classes: int) -> None:
     """Raises UserError unless this is a built classifier from images to logits, as far as that shows without a pass."""
     if not isinstance(network, keras.Model):
         raise UserError(f"The network is {type(network).__name__}; expected a Keras model from images to logits.")
+    name = f"The network {network.name}"
     if not network.built:
-        raise UserError(f"The network {network.name} has no weights yet: give it a keras.Input, or call it once on "
-                        "images.")
+        raise UserError(f"{name} has no weights yet: give it a keras.Input, or call it once on images.")
     shape = None
     with suppress(AttributeError, ValueError):  # only models of a known graph have one
         shape = network.output_shape
     if shape is not None and (not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != num_classes):
-        raise UserError(f"The network {network.name} gives {shape}; expected (None, {num_classes}): one logit per "
-                        "class.")
+        raise UserError(f"{name} gives {shape}; expected (None, {num_classes}): one logit per class.")
     last = network.layers[-1] if shape is not None else None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
-        raise UserError(f"The network {network.name} ends in a softmax; expected logits: leave it out.")
+        raise UserError(f"{name} ends in a softmax; expected logits: leave it out.")
     if not network.trainable_variables:
-        raise UserError(f"The network {network.name} has no weights to train: it has no layers with weights, or all "
-                        "are frozen (trainable = False).")
+        raise UserError(f"{name} has no weights to train: it has no layers with weights, or all are frozen (trainable "
+                        "= False).")
     dtypes = {v.dtype for v in network.trainable_variables} - {"float32"}
     if dtypes:
-        raise UserError(f"The network {network.name} has weights of {', '.join(sorted(dtypes))}; expected float32, "
-                        "which mixed precision has too.")
+        raise UserError(f"{name} has weights of {', '.join(sorted(dtypes))}; expected float32, which mixed precision "
+                        "has too.")
 
 
 def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-    """Raises UserError unless a network makes finite logits of two batches of noise: as for predictions, in training.
-    """
+    """Raises UserError unless a network makes finite logits of noise, as for predictions and in training."""
     rng, size, name = np.random.RandomState(0), 8, f"The network {network.name}"
     weights = [tf.convert_to_tensor(v) for v in network.trainable_variables]
     options = {"seed": tf.constant([0, 0], tf.int64)} if "seed" in inspect.signature(network.call).parameters else {}
@@ -91,10 +89,7 @@ def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int,
 
 
 def build_network(builder: Builder, num_classes: int, image_shape: tuple[int, int, int], seed: int) -> keras.Model:
-    """Calls builder(num_classes, image_shape) and checks that it returns a classifier from float images to logits.
-
-    Equal seeds give equal initial weights.
-    """
+    """What builder(num_classes, image_shape) makes, which must be a classifier; equal seeds give equal weights."""
     if isinstance(builder, keras.Model):
         raise UserError(f"network is {type(builder).__name__}; expected a function of num_classes and image_shape that "
                         "returns a Keras model, so that a continued run can build it again.")
@@ -139,23 +134,20 @@ def fingerprint(network: keras.Model) -> str:
         config: Any = network.get_config()
     except NotImplementedError:  # a subclass that does not say what it is made of
         config = [type(layer).__name__ for layer in network.layers]
-    facts = [type(network).__name__, _canonical(config, {}),
-             [[v.name, list(v.shape), str(v.dtype), v.trainable] for v in network.variables]]
-    return _short_hash(facts)
+    variables = [[v.name, list(v.shape), str(v.dtype), v.trainable] for v in network.variables]
+    return _short_hash([type(network).__name__, _canonical(config, {}), variables])
 
 
 def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None,
                       ) -> RunConfig:
-    """Returns the configuration with names and fingerprints of what the user supplied; UserError if others are stored.
-    """
-    fingerprints = {}
+    """Returns the configuration with what identifies the user's network and view; UserError if it has others."""
+    fingerprints, values = {}, config.values()
     if network is not None:
         fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(model.made_of['network'])}"
     if strong is not None:
         fingerprints["own_strong"] = _name_of(strong)
         if hasattr(strong, "get_config"):
             fingerprints["own_strong"] += f"-{_short_hash(strong.get_config())}"
-    values = config.values()
     for name, value in fingerprints.items():
         if values[name] not in ("", value):
             raise UserError(f"This is a run with {name}={values[name]}, but {name}={value} was given: pass the same "

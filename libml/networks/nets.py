@@ -52,19 +52,15 @@ class Network(keras.Model):
         return tuple(found.shape[1:])
 
     def through(self, blocks, x, training, noise):
-        """What residual blocks make of a feature map."""
         for block in blocks:
             recompute = self.recompute and training
             x = recomputed(block, x, noise) if recompute else block(x, training=training, noise=noise)
         return x
 
     def call(self, images, training=False, seed=None, mc_dropout=False, embedding_dropout=0.0, outputs=None):
-        """Logits [N, classes] of images [N, H, W, C], or what `outputs` asks for, as a tuple.
-
-        Outputs are "logits", "embedding", the pooled features [N, channels], and "map", the features [N, H', W',
-        channels] before. `seed` (integers [2]) feeds all randomness; dropout acts if and only if `mc_dropout`, whatever
-        `training` is. `embedding_dropout` is the rate of another one, on the embedding.
-        """
+        """Logits [N, classes] of images [N, H, W, C], or a tuple of `outputs`: "logits", "embedding", which is the mean
+        of the map, and "map". `seed` (integers [2]) feeds all randomness; dropout acts if and only if `mc_dropout`,
+        whatever `training` is. `embedding_dropout` is the rate of another one, on the embedding."""
         if seed is None and (mc_dropout or embedding_dropout or training and self.needs_seed_in_training):
             raise ValueError(f"{type(self).__name__} got seed=None, but this pass is random: give two integers.")
         noise = Noise(seed, self.dropout if mc_dropout else 0.0)
@@ -144,9 +140,9 @@ class CNN13(Network):
             raise ValueError(f"cnn13 got images of shape {tuple(image_shape)}, but needs at least 12x12 pixels.")
         super().__init__(dropout, name="cnn13")
         widths = [filters] * 3 + [2 * filters] * 3 + [4 * filters, 2 * filters, filters]
-        sizes, paddings = [3] * 7 + [1] * 2, ["same"] * 6 + ["valid"] + ["same"] * 2
         self.body, channels = [], image_shape[-1]
-        for i, (width, size, padding) in enumerate(zip(widths, sizes, paddings, strict=True)):
+        for i, width in enumerate(widths):
+            size, padding = (3 if i < 7 else 1), ("valid" if i == 6 else "same")
             self.body += [make.conv(f"conv{i}", channels, width, size, padding=padding), make.norm(f"norm{i}", width)]
             channels = width
         self.classifier = make.dense("classifier", channels, num_classes)
