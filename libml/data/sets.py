@@ -170,6 +170,10 @@ class DataFacts:
             mean, deviation = (np.asarray(x, np.float32) for x in statistics)
             statistics = mean, deviation
         (height, width, channels), (labeled, unlabeled) = map(int, facts["image_shape"]), map(int, facts["set_sizes"])
+        if not 0 < min(height, width, channels) <= max(height, width, channels) < 1 << 14:
+            raise ValueError(f"image_shape is {facts['image_shape']}")
+        if statistics is not None and not all(x.shape == (channels,) and np.isfinite(x).all() for x in statistics):
+            raise ValueError(f"image_statistics is {facts['image_statistics']}")
         if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
             raise ValueError(f"class_names is {names!r}")
         size = int(facts.get("calibration", 0))

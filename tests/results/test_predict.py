@@ -84,9 +84,12 @@ def test_older_runs_load_their_dataset(shipped, predictions, tmp_path):
     shutil.copytree(shipped.run, run)
     (run / "args/data.json").unlink()
     np.testing.assert_array_equal(cssl.open(run).predict(predictions.files).logits, predictions.logits)
-    (run / "args/data.json").write_text("{}")
-    with pytest.raises(UserError, match="data.json does not describe a dataset"):
-        cssl.open(run).predict(predictions.files)
+    stored = json.loads((shipped.run / "args/data.json").read_text())
+    for damaged in ({}, stored | {"image_shape": [100_000, 100_000, 3]}, stored | {"image_shape": [0, 0, 3]},
+                    stored | {"image_statistics": [[1.0], [2.0]]}):
+        (run / "args/data.json").write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match="data.json does not describe a dataset"):
+            cssl.open(run).predict(predictions.files)
 
 
 def test_the_tables_columns(shipped, predictions, program, tmp_path):
