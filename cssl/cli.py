@@ -68,7 +68,7 @@ def start_tensorflow(onednn: bool = True) -> None:
             import tensorflow as tf
 
             tf.config.list_physical_devices()  # drivers complain on first use
-        except BaseException:
+        except Exception:
             banner.seek(0)
             os.write(stderr, banner.read())
             raise

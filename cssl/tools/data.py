@@ -4,6 +4,7 @@
 
 Cost: CIFAR-10 170 MB and a minute; STL-10 2.6 GB and 2.9 GB decoded; SVHN with extra 1.5 GB and 1.9 GB decoded.
 """
+import logging
 from pathlib import Path
 
 from cssl import cli, tools
@@ -21,7 +22,8 @@ def prepare(name: str, data_dir: Path) -> None:
     if sources.tfds_version_dir(tfds_name, data_dir) is None:
         import tensorflow_datasets as tfds
 
-        print(f"{name}: downloading and preparing {tfds_name} into {data_dir}")
+        print(f"{name}: downloading and preparing {tfds_name} into {data_dir}", flush=True)
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it says each of its attempts; what fails is said below
         try:
             tfds.builder(tfds_name, data_dir=data_dir).download_and_prepare()
         except Exception as error:  # TFDS passes on whatever its downloader, parser or file system raises

@@ -18,6 +18,7 @@ import numpy as np
 from cssl import cli, tools
 from libml.data.names import GRAMMAR, parse_name
 from libml.errors import printable
+from libml.writing import check_writable
 
 if TYPE_CHECKING:
     from libml.data import SSLData
@@ -48,6 +49,8 @@ def main() -> None:
     parser.add_argument("--png", type=Path, help="write a contact sheet of the labelled images")
     args = parser.parse_args()
     parse_name(args.dataset)  # a wrong name needs no TensorFlow
+    if args.png:
+        check_writable(args.png)
     cli.start_tensorflow()
     from libml import data
 

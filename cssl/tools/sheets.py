@@ -37,8 +37,9 @@ def read_rates(rates: str | None, checkpoint: str | None) -> np.ndarray:
             values = np.load(rates)
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"--rates={rates}: not a readable .npy file ({error})") from error
-        if values.shape != RATES_SHAPE:
-            raise UserError(f"--rates={rates}: an array of shape {values.shape}, expected {RATES_SHAPE}")
+        if getattr(values, "shape", None) != RATES_SHAPE or values.dtype.kind != "f" or not (
+                (values >= 0) & (values <= 1)).all():
+            raise UserError(f"--rates={rates}: not the rates of a run, which are floats from 0 to 1, {RATES_SHAPE}")
         return values
     prefix = find_checkpoint(str(checkpoint))
     try:

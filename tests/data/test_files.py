@@ -299,7 +299,7 @@ def test_one_file_has_one_label_and_one_part(tmp_path, program):
 
 @pytest.mark.parametrize("size", [0, -3, 1.5])
 def test_images_have_a_size(folder, cache, size):
-    with pytest.raises(UserError, match=f"image_size={size}: expected 1 pixel or more"):
+    with pytest.raises(UserError, match=f"image_size={size}: expected 1 to 4096 pixels"):
         cssl.from_folder(folder, image_size=size, data_dir=cache)
 
 

@@ -46,7 +46,16 @@ def test_sheets_of_policies(tmp_path, monkeypatch):
 
 
 def test_sheet_errors(tmp_path):
-    np.save(tmp_path / "wrong.npy", np.ones(3))
+    from libml.augment.ctaugment import RATES_SHAPE
+
+    for name, array in {"shape": np.ones(3), "text": np.full(RATES_SHAPE, "x"), "numbers": np.full(RATES_SHAPE, np.nan),
+                        "range": np.full(RATES_SHAPE, 1.5)}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        with pytest.raises(UserError, match="not the rates of a run"):
+            sheets.read_rates(str(tmp_path / f"{name}.npy"), None)
+    np.savez(tmp_path / "several.npz", np.ones(RATES_SHAPE))
+    with pytest.raises(UserError, match="not the rates of a run"):
+        sheets.read_rates(str(tmp_path / "several.npz"), None)
     tf.train.Checkpoint(other=tf.Variable(1.0)).write(str(tmp_path / "other"))
     (tmp_path / "empty").mkdir()
     for place in ("empty", "none"):
@@ -54,8 +63,6 @@ def test_sheet_errors(tmp_path):
             sheets.read_rates(None, str(tmp_path / place))
     with pytest.raises(UserError, match="no CTAugment rates"):
         sheets.read_rates(None, str(tmp_path / "other"))
-    with pytest.raises(UserError, match=r"an array of shape \(3,\)"):
-        sheets.read_rates(str(tmp_path / "wrong.npy"), None)
     (tmp_path / "text.npy").write_text("rates")
     for name in ("none.npy", "text.npy"):
         with pytest.raises(UserError, match="not a readable .npy file"):
