@@ -1,5 +1,6 @@
 """The tools: what they need to start, how they are installed, and a metric that they learn from its one entry."""
 import importlib.util
+import logging
 import re
 import runpy
 
@@ -10,6 +11,7 @@ from helpers import invoke, write_run
 
 import cssl
 from cssl import tools
+from cssl.tools import data, inspect
 from libml.errors import UserError
 from libml.results import metrics
 
@@ -87,6 +89,22 @@ report.find_runs = find_runs
     program += "sys.argv[0] = 'cssl-report'\nfrom cssl.tools import console\nconsole()"
     done = command("-c", program, "x", code=130)
     assert (done.stdout, done.stderr) == ("", "stopped\n")
+
+
+def test_inspect_looks_first_whether_it_can_write(tmp_path, program):
+    done = program(inspect.main, "--dataset=digits.1@40-1", f"--png={tmp_path}", code=2)
+    assert done.stdout == "" and "is a folder: name a file in it" in done.stderr
+
+
+def test_a_download_that_fails_is_one_line(tmp_path, program, monkeypatch):
+    """TFDS passes on what its downloader raises; what the downloader says meanwhile is left out."""
+    def fail(*_, **__):
+        logging.getLogger("urllib3.connectionpool").warning("Retrying")
+        raise ConnectionError("no route\nto the host")
+
+    monkeypatch.setattr("tensorflow_datasets.builder", fail)
+    done = program(data.main, "fashion_mnist", f"--data_dir={tmp_path}", code=2)
+    assert "could not be downloaded" in done.stderr and "(no route)" in done.stderr
 
 
 def test_names_of_the_original_are_launchers(command, folder):
