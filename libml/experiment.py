@@ -132,9 +132,10 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
     strategy = distribute.create_strategy(config.scale, environment)
     group = distribute.ProcessGroup(strategy)
     with group.watched():
-        fields = config.fields(config.method)
-        group.check_same({name: value for name, value in config.values().items()
-                          if not fields[name].metadata["local"]})
+        if group.size > 1:
+            fields = config.fields(config.method)
+            group.check_same({name: value for name, value in config.values().items()
+                              if not fields[name].metadata["local"]})
         distribute.check_jit(config.scale, strategy.num_replicas_in_sync, config.method)
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         with group.errors_stop_all():
