@@ -42,13 +42,13 @@ def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
 def _cta_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor | None, policy: Policy | None, shift: int,
               cutout: bool, form: str) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Strong views of images and, if there is a `policy` for them, the probes of `weak` views, in one batch."""
-    x, probe, n = kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift), None, images.shape[0]
+    x, n = kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift), images.shape[0]
     if policy is not None:
-        both = {key: tf.concat([samples[key], policy[key]], 0) for key in ("ops", "params")}
-        x = run_policy(OPS, tf.concat([x, weak], 0), both, form)
-        x, probe = x[:n], x[n:]
-    elif "ops" in samples:
+        x = tf.concat([x, weak], 0)
+        samples = samples | {key: tf.concat([samples[key], policy[key]], 0) for key in policy}
+    if "ops" in samples:
         x = run_policy(OPS, x, samples, form)
+    x, probe = (x, None) if policy is None else (x[:n], x[n:])
     if cutout:
         x = kernels.cutout(x, tf.ones([n]), samples["centre"])
     return _look_up(_LEVELS, x), probe
@@ -76,13 +76,11 @@ _compiled = {f: tf.function(f, jit_compile=True, autograph=False)
 class Augmenter(tf.Module):
     """Views of image batches; all randomness comes from the seeds, all state is `rates` (CTAugment only).
 
-    `mirror` and `shift` say what the default weak augmentation of the dataset is. With `jit_compile` XLA compiles the
-    views: some seconds at the first call of each shape, then several times faster, and all of it on a GPU where there
-    is one. Without it the same pixels are made by ordinary kernels, some of which exist for CPUs only. `cutout` says
-    what CTAugment's strong views are: a policy with cutout ("yes"), without it ("no"), cutout alone ("only").
-    `policies` are the ones AutoAugment has for the dataset, as in `libml.data.names`. `own_strong` makes the strong
-    views instead of the spec: a function in the graph of images [N, H, W, 3] uint8 and a seed [2], to uint8 or floats
-    in [-1, 1].
+    `mirror` and `shift` are the dataset's default weak augmentation, `policies` the name of AutoAugment's for it. With
+    `jit_compile` XLA compiles the views, which takes seconds for each shape; without it ordinary kernels, some of
+    which only CPUs have, make the same pixels. CTAugment's strong views are a policy with `cutout` ("yes"), without it
+    ("no"), or cutout alone ("only"). `own_strong`, a function in the graph of uint8 images [N, H, W, 3] and a seed [2]
+    to uint8 or floats in [-1, 1], makes the strong views instead.
     """
 
     def __init__(self, spec: AugmentSpec | str, *, image_shape: tuple[int, int, int], mirror: bool, shift: int,
@@ -112,17 +110,16 @@ class Augmenter(tf.Module):
 
     def get_config(self) -> dict:
         """What it was made with, for a file; of an own strong augmentation the name, under which it is found again."""
-        return {"spec": str(self.spec), "image_shape": list(self.image_shape), "mirror": self.mirror,
-                "shift": self.shift, "depth": self.depth, "threshold": self.threshold, "decay": self.decay,
-                "cutout": self.cutout, "policies": self.policies, "jit_compile": self.jit_compile,
-                "own_strong": keras.saving.serialize_keras_object(self.own_strong)}
+        plain = ("mirror", "shift", "depth", "threshold", "decay", "cutout", "policies", "jit_compile")
+        return {"spec": str(self.spec), "image_shape": list(self.image_shape),
+                "own_strong": keras.saving.serialize_keras_object(self.own_strong),
+                **{name: getattr(self, name) for name in plain}}
 
     @classmethod
     def from_config(cls, config: dict) -> Augmenter:
         return cls(**config | {"own_strong": keras.saving.deserialize_keras_object(config["own_strong"])})
 
     def _try_own_strong(self) -> None:
-        """Raises UserError unless an own strong augmentation returns what it should for noise, alike for one seed."""
         check_function(self.own_strong, "The strong augmentation", "images", "seed")
         noise = tf.constant(np.random.RandomState(0).randint(0, 256, (8, *self.image_shape)), tf.uint8)
         # Traced twice: what Python or NumPy draw is drawn once, for all the steps of a run.
@@ -167,14 +164,11 @@ class Augmenter(tf.Module):
         images, kind = tf.convert_to_tensor(images), kind or self.spec.weak
         if kind == "x":
             return images
-        samples, shift = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3)), self._weak_kinds[kind][1]
-        return self._compiled(kernels.mirror_and_shift)(images, samples["flip"], samples["offset"], shift)
+        samples = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3))
+        return self._compiled(kernels.mirror_and_shift)(images, **samples, shift=self._weak_kinds[kind][1])
 
     def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong") -> Samples:
-        """All random choices of `strong` for n images: flip, offset, centre of the cutout, ops, params.
-
-        A step that also learns gives the same reading of the `rates` to this and to `updated_rates`: see `Update.read`.
-        """
+        """All random choices of `strong` for n images; a step that also learns gives its reading of the `rates`."""
         weak, strong = self.spec.under(part)
         settings, draw = parse_policy(strong), None
         if isinstance(settings, AutoAugment):
@@ -193,10 +187,7 @@ class Augmenter(tf.Module):
 
     def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong",
                ) -> tf.Tensor:
-        """Strong view, uint8 to float32 in [-1, 1]: an independent weak view, then the policy, then cutout.
-
-        `part` says whose policy: "strong", "labeled_strong", or "labeled" where labelled images train on one.
-        """
+        """Strong view, uint8 to float32 in [-1, 1]: a weak view of its own, the policy of a `part`, and cutout."""
         if self.own_strong is not None and part != "labeled":
             made = self._own_strong(images, seed)
             return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
@@ -236,7 +227,7 @@ class Augmenter(tf.Module):
         return view
 
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
-        """Applies one random policy to each weak view, uint8 to uint8; returns the policy too, for `updated_rates`."""
+        """A random policy for each weak view, applied, uint8 to uint8, and itself, for `updated_rates`."""
         policy = self._sample_probe(weak.shape[0], seed)
         return self._compiled(_probe_view)(weak, policy, self._form), policy
 
@@ -246,8 +237,7 @@ class Augmenter(tf.Module):
 
     def strong_and_probe(self, images: tf.Tensor, seed: tf.Tensor, weak: tf.Tensor, probe_seed: tf.Tensor,
                          rates: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor, Policy]:
-        """`strong` of images and `probe` of weak views of others; together where both are CTAugment's, at half the
-        kernels, or half the compiling."""
+        """`strong` of images and `probe` of weak views; together where both are CTAugment's: half the kernels."""
         kind, strong = self.spec.under("strong")
         if strong != "d":
             return (self.strong(images, seed, rates), *self.probe(weak, probe_seed))
@@ -259,10 +249,7 @@ class Augmenter(tf.Module):
 
     def updated_rates(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor,
                       ) -> tf.Tensor:
-        """Returns the rates that predictions [N, classes] on probed images with class numbers `labels` [N] teach.
-
-        In a replica context the hits of all replicas are gathered first, so that every replica computes the same.
-        """
+        """The rates after predictions [N, classes] on probed images of classes `labels` [N], of all replicas alike."""
         onehot = tf.one_hot(labels, probabilities.shape[-1], dtype=tf.float32)
         proximity = 1.0 - 0.5 * tf.reduce_sum(tf.abs(tf.cast(probabilities, tf.float32) - onehot), -1, keepdims=True)
         rows = tf.concat([ctaugment.hits(policy), proximity], -1)

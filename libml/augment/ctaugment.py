@@ -1,5 +1,4 @@
 """CTAugment's state: one rate per bin of every parameter, how policies are sampled from the rates, how rates learn."""
-
 import numpy as np
 import tensorflow as tf
 
@@ -20,20 +19,16 @@ def sample_probe(uniform: tf.Tensor) -> Policy:
     return {"ops": tf.cast(uniform[..., 0] * len(OPS), tf.int32), "params": uniform[..., 1 : 1 + PARAMETERS]}
 
 
-def bin_probabilities(rates: tf.Tensor, threshold: float, decay: float) -> tf.Tensor:
-    """Chance of every bin, [ops, 2, bins]: rates below `threshold` times the best are never chosen."""
-    p = tf.where(np.arange(MAX_BINS) < BINS[..., None], rates + (1 - decay), 0.0)
-    p = tf.math.divide_no_nan(p, tf.reduce_max(p, -1, keepdims=True))
-    p = tf.where(p < threshold, 0.0, p)
-    return tf.math.divide_no_nan(p, tf.reduce_sum(p, -1, keepdims=True))
-
-
 def sample_training(rates: tf.Tensor, uniform: tf.Tensor, threshold: float, decay: float) -> Policy:
     """A training policy per image from uniform numbers [N, depth * TRAINING]: bins as the rates say, uniform within."""
     uniform = tf.reshape(uniform, [uniform.shape[0], -1, TRAINING])
     policy = sample_probe(uniform)
+    p = tf.where(np.arange(MAX_BINS) < BINS[..., None], rates + (1 - decay), 0.0)
+    p = tf.math.divide_no_nan(p, tf.reduce_max(p, -1, keepdims=True))
+    p = tf.where(p < threshold, 0.0, p)
+    p = tf.math.divide_no_nan(p, tf.reduce_sum(p, -1, keepdims=True))
     # Inverse transform: the first bin whose cumulated chance exceeds a uniform number.
-    chance = tf.gather(tf.cumsum(bin_probabilities(rates, threshold, decay), axis=-1), policy["ops"])
+    chance = tf.gather(tf.cumsum(p, axis=-1), policy["ops"])
     point = uniform[..., 1 + PARAMETERS :, None] * chance[..., -1:]
     chosen = tf.reduce_sum(tf.cast(chance <= point, tf.float32), -1)
     bins = tf.gather(tf.constant(BINS, tf.float32), policy["ops"])
@@ -53,11 +48,9 @@ def hits(policy: Policy) -> tf.Tensor:
 
 
 def updated_rates(rates: tf.Tensor, hit: tf.Tensor, proximity: tf.Tensor, decay: float) -> tf.Tensor:
-    """rate = decay * rate + (1 - decay) * proximity for every hit [N, depth * 2] in batch order; proximity [N].
-
-    In closed form: n hits leave decay^n of the rate, and each adds (1 - decay) * decay^(later hits of the bin) of its
-    proximity. Dense sums, no scatter, so the result does not depend on the order of threads.
-    """
+    """rate = decay * rate + (1 - decay) * proximity for every hit [N, depth * 2] in batch order; proximity [N]."""
+    # In closed form: n hits leave decay^n of the rate, and each adds (1 - decay) * decay^(later hits of the bin) of its
+    # proximity. Dense sums, no scatter, so the result does not depend on the order of threads.
     proximity = tf.reshape(tf.ones_like(hit) * proximity[:, None], [-1, 1])
     hit = tf.reshape(hit, [-1, 1])
     place = tf.cumsum(tf.ones_like(hit))

@@ -10,14 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import tensorflow as tf
+from tensorflow.python.framework import kernels  # nothing public tells which there are
 
 from libml.errors import UserError
 from libml.writing import write_text
 
 TRIAL_SECONDS = 600
 TRIAL = """
-import sys
-sys.path.insert(0, sys.argv[1])
 import numpy as np
 import tensorflow as tf
 from libml.augment import Augmenter
@@ -31,8 +30,8 @@ augmenter.strong(np.zeros((1, 8, 8, 3), np.uint8), tf.constant([0, 0], tf.int64)
 def xla_failure(remembered: Path) -> str:
     """Returns why XLA cannot compile views for this machine's GPUs, "" if it can.
 
-    It is asked for a view of one image, in a process of its own, as it may end that: once for each kind of GPU and
-    version of TensorFlow. A failure that may pass, such as a GPU without free memory, is not remembered.
+    It is asked once for each kind of GPU and version of TensorFlow, in a process of its own, as it may end that. A
+    failure that may pass, such as a GPU without free memory, is not remembered.
     """
     details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     key = "; ".join([f"TensorFlow {tf.__version__}", *sorted({
@@ -52,10 +51,9 @@ def xla_failure(remembered: Path) -> str:
 
 def _try_xla() -> tuple[str, bool]:
     """Returns why the trial failed, and whether it will again."""
-    root = Path(__file__).parents[2]
     try:
-        done = subprocess.run([sys.executable, "-c", TRIAL, str(root)], capture_output=True, text=True,
-                              errors="replace", timeout=TRIAL_SECONDS)
+        done = subprocess.run([sys.executable, "-c", TRIAL], cwd=Path(__file__).parents[2], capture_output=True,
+                              text=True, errors="replace", timeout=TRIAL_SECONDS)
     except subprocess.TimeoutExpired:
         return f"no answer in {TRIAL_SECONDS} s", False
     if not done.returncode:
@@ -70,16 +68,12 @@ def _try_xla() -> tuple[str, bool]:
     return reason, bool(told) or done.returncode < 0
 
 
-@functools.cache
-def _kernels_of(op: str) -> list:
-    from tensorflow.python.framework import kernels  # nothing public tells
-
-    return list(kernels.get_registered_kernels_for_op(op).kernel)
+_kernels_of = functools.cache(kernels.get_registered_kernels_for_op)
 
 
 def kernels_for(node: tf.compat.v1.NodeDef) -> list:
     """The kernels of this build of TensorFlow that take a node's types."""
-    return [kernel for kernel in _kernels_of(node.op)
+    return [kernel for kernel in _kernels_of(node.op).kernel
             if all({node.attr[c.name].type, *node.attr[c.name].list.type} - {0} <= set(c.allowed_values.list.type)
                    for c in kernel.constraint if c.name in node.attr)]  # 0 stands for "a list" or "no list"
 

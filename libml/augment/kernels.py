@@ -1,7 +1,8 @@
 """Image operations on batches in the graph, equal in every pixel to Pillow's, channels [R, G, B] or [R, G, B, A].
 
-Pillow computes with C floats and fixed-point integers; each function below does the same arithmetic. A compiler may
-contract a*b + c to one rounding (XLA does), Pillow's builds do not: `_product` makes both give the same number.
+What ImageEnhance, ImageOps and ImageFilter have is named as there. Pillow computes with C floats and fixed-point
+integers; each function below does the same. A compiler may contract a*b + c to one rounding (XLA does), Pillow's builds
+do not: `_product` makes both give the same number.
 """
 import functools
 import math
@@ -36,10 +37,6 @@ def truncated(u: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(u, tf.float64) * factor, tf.int32)
 
 
-def _per_image(x: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(x, [-1, 1, 1, 1])
-
-
 def with_alpha(rgb: tf.Tensor, images: tf.Tensor, opaque: bool = False) -> tf.Tensor:
     """Gives rgb the transparency of images, or none."""
     if images.shape[-1] == 3:
@@ -51,7 +48,7 @@ def with_alpha(rgb: tf.Tensor, images: tf.Tensor, opaque: bool = False) -> tf.Te
 def blend(first: tf.Tensor, second: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """Image.blend: images with whole values, alpha float [N] in 0..2, to uint8."""
     first, second = tf.cast(first, tf.float32), tf.cast(second, tf.float32)
-    alpha = _per_image(tf.cast(alpha, tf.float32))
+    alpha = tf.reshape(tf.cast(alpha, tf.float32), [-1, 1, 1, 1])
     return tf.cast(tf.clip_by_value(first - _product(alpha, first - second), 0.0, 255.0), tf.uint8)
 
 
@@ -67,30 +64,25 @@ def _grey(images: tf.Tensor) -> tf.Tensor:
 
 
 def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """ImageEnhance.Brightness."""
     return _enhanced(tf.zeros_like(images[..., :3]), images, factor)
 
 
 def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """ImageEnhance.Color."""
     return _enhanced(_grey(images), images, factor)
 
 
 def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """ImageEnhance.Contrast; transparent pixels count in the mean."""
-    grey = _grey(images)
+    grey = _grey(images)  # transparent pixels count in the mean
     count = images.shape[1] * images.shape[2]
     mean = (2 * tf.reduce_sum(grey, [1, 2, 3], keepdims=True) + count) // (2 * count)
     return _enhanced(mean, images, factor)
 
 
 def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """ImageEnhance.Sharpness."""
     return _enhanced(smooth(images), images, factor)
 
 
 def autocontrast(images: tf.Tensor) -> tf.Tensor:
-    """ImageOps.autocontrast, uint8."""
     low = tf.cast(tf.reduce_min(images[..., :3], [1, 2], keepdims=True), tf.float64)
     high = tf.cast(tf.reduce_max(images[..., :3], [1, 2], keepdims=True), tf.float64)
     x = tf.cast(images[..., :3], tf.float64)
@@ -100,7 +92,6 @@ def autocontrast(images: tf.Tensor) -> tf.Tensor:
 
 
 def equalize(images: tf.Tensor) -> tf.Tensor:
-    """ImageOps.equalize, uint8."""
     x = tf.cast(images[..., :3], tf.int32)
     rows = 3 * (images.shape[0] or tf.shape(images)[0])  # one histogram and one table per image and channel
     numbered = x + tf.reshape(tf.range(rows) * 256, [-1, 1, 1, 3])
@@ -117,15 +108,14 @@ def equalize(images: tf.Tensor) -> tf.Tensor:
 
 
 def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """ImageOps.posterize, bits int32 [N] in 0..8."""
+    """Keeps bits, int32 [N] in 0..8."""
     mask = tf.cast(256 - tf.bitwise.left_shift(tf.ones_like(bits), 8 - bits), tf.uint8)
-    return tf.bitwise.bitwise_and(images[..., :3], _per_image(mask))
+    return tf.bitwise.bitwise_and(images[..., :3], tf.reshape(mask, [-1, 1, 1, 1]))
 
 
 def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """ImageOps.solarize, threshold int32 [N]."""
     x = images[..., :3]
-    return tf.where(tf.cast(x, tf.int32) < _per_image(threshold), x, 255 - x)
+    return tf.where(tf.cast(x, tf.int32) < tf.reshape(threshold, [-1, 1, 1, 1]), x, 255 - x)
 
 
 def _filtered(images: tf.Tensor, kernel: Sequence[Sequence[int]]) -> tf.Tensor:
@@ -149,12 +139,10 @@ def _filtered(images: tf.Tensor, kernel: Sequence[Sequence[int]]) -> tf.Tensor:
 
 
 def blur(images: tf.Tensor) -> tf.Tensor:
-    """ImageFilter.BLUR, the mean of a 5x5 ring, as whole float32."""
     return _filtered(images, [[1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]])
 
 
 def smooth(images: tf.Tensor) -> tf.Tensor:
-    """ImageFilter.SMOOTH as whole float32."""
     # sum / 13 + 1/2 is never nearer than 1/26 to an integer, so rounding errors cannot change the result.
     return _filtered(images, [[1, 1, 1], [1, 5, 1], [1, 1, 1]])
 
@@ -199,9 +187,8 @@ def rotate(images: tf.Tensor, degrees: tf.Tensor, limit: int) -> tf.Tensor:
 def _resampling_table(size: int) -> np.ndarray:
     """Fixed-point matrices [methods, starts, ends, size, size] of crop and resize back along one axis.
 
-    Crops start at 0..size/4 and end at size - start; both are rounded half to even, so that at odd sizes a tie makes
-    the end differ by one. Each is what Pillow makes of unit vectors in whole numbers of 32 bits, which it rounds as it
-    rounds its weights for bytes.
+    At odd sizes a tie, rounded half to even, makes the end differ by one. Each is what Pillow makes of unit vectors in
+    whole numbers of 32 bits, which it rounds as it rounds its weights for bytes.
     """
     slack = size % 2
     table = np.zeros((len(RESAMPLING), round(MAX_MARGIN * size) + 1, 1 + 2 * slack, size, size), np.int32)
@@ -246,11 +233,15 @@ def box(centre: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tenso
     return (inside_y[:, :, None] & inside_x[:, None, :])[..., None]
 
 
+def square(images: tf.Tensor, size: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
+    """Fills a square with 127, transparent; size int32 [N], as in `box`."""
+    grey = tf.constant([127, 127, 127, 0][:images.shape[3]], tf.uint8)
+    return tf.where(box(centre, size, *images.shape[1:3]), grey, images)
+
+
 def cutout(images: tf.Tensor, u: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
-    """Fills a square of side 1 + int(u * min(H, W) * 0.499) with 127."""
-    height, width = images.shape[1:3]
-    size = 1 + tf.cast(tf.cast(u, tf.float64) * min(height, width) * 0.499, tf.int32)
-    return tf.where(box(centre, size, height, width), tf.constant(127, tf.uint8), images)
+    """A square of side 1 + int(u * min(H, W) * 0.499)."""
+    return square(images, 1 + tf.cast(tf.cast(u, tf.float64) * min(images.shape[1:3]) * 0.499, tf.int32), centre)
 
 
 def mirror_and_shift(images: tf.Tensor, flip: tf.Tensor, offset: tf.Tensor, shift: int) -> tf.Tensor:

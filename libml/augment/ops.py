@@ -33,7 +33,7 @@ def _op(bins: Sequence[int], pillow: Callable, graph: Callable, parameters: int 
     return Op(tuple(bins), pillow, lambda images, params: graph(images, *(params[:, i] for i in range(count))), count)
 
 
-# CTAugment ----------------------------------------------------------------------------------------------------------
+# CTAugment.
 
 def _blended(pillow: Callable, graph: Callable) -> Op:
     return _op([17], lambda x, u: Image.blend(x, pillow(x), u), lambda x, u: kernels.blend(x, graph(x), u))
@@ -43,11 +43,15 @@ def _enhanced(pillow: Callable, graph: Callable) -> Op:
     return _op([17], lambda x, u: pillow(x).enhance(0.1 + 1.9 * u), lambda x, u: graph(x, kernels.scaled(u, 1.9, 0.1)))
 
 
-def _affine(matrix: Callable, entry: str) -> Op:
-    # The translations go through here too: d = 0.3(2u - 1) is in pixels, so nearest-neighbour moves nothing at all.
+def _transform(x: Image.Image, entry: str, value: float) -> Image.Image:
+    matrix = dict(a=1, b=0, c=0, d=0, e=1, f=0) | {entry: value}
+    return x.transform(x.size, Image.Transform.AFFINE, tuple(matrix.values()))
+
+
+def _affine(entry: str) -> Op:
+    # The translations go through here too: 0.3(2u - 1) is in pixels, so nearest-neighbour moves nothing at all.
     # That is what CTAugment has always computed, and what published results used.
-    return _op([17],
-               lambda x, u: x.transform(x.size, Image.Transform.AFFINE, matrix(0.3 * (2 * u - 1))),
+    return _op([17], lambda x, u: _transform(x, entry, 0.3 * (2 * u - 1)),
                lambda x, u: kernels.affine(x, **{entry: 0.3 * (2 * tf.cast(u, tf.float64) - 1)}))
 
 
@@ -86,32 +90,31 @@ OPS: dict[str, Op] = {
     "rotate": _op([17], lambda x, u: x.rotate(int(round(45 * (2 * u - 1)))), lambda x, u: kernels.rotate(
         x, tf.cast(tf.round(45 * (2 * tf.cast(u, tf.float64) - 1)), tf.int32), limit=45)),
     "sharpness": _enhanced(ImageEnhance.Sharpness, kernels.sharpness),
-    "shear_x": _affine(lambda s: (1, s, 0, 0, 1, 0), "b"),
-    "shear_y": _affine(lambda s: (1, 0, 0, s, 1, 0), "d"),
+    "shear_x": _affine("b"),
+    "shear_y": _affine("d"),
     "smooth": _blended(lambda x: x.filter(ImageFilter.SMOOTH), kernels.smooth),
     "solarize": _op([17], lambda x, u: ImageOps.solarize(x, int(255.999 * u)),
                     lambda x, u: kernels.solarize(x, kernels.truncated(u, 255.999))),
-    "translate_x": _affine(lambda d: (1, 0, d, 0, 1, 0), "c"),
-    "translate_y": _affine(lambda d: (1, 0, 0, 0, 1, d), "f"),
+    "translate_x": _affine("c"),
+    "translate_y": _affine("f"),
 }
 
 
-# RandAugment and AutoAugment ----------------------------------------------------------------------------------------
-# Two parameters each: magnitude M = int(16u) in 0..15, and a sign, negative where v < 1/2. Geometric operations bring
-# in transparent black; the enhancers keep transparency; the others drop it. RandAugment draws M from 1..9 unless told
-# otherwise, AutoAugment's policies say 0..9; above that the operations extrapolate.
+# RandAugment and AutoAugment. Two parameters each: magnitude M = int(16u) in 0..15, and a sign, negative where v < 1/2.
+# Geometric operations bring in transparent black, the enhancers keep transparency, the others drop it. Above 9, which
+# none draws unless told so, the operations extrapolate.
 
 def _rand(pillow: Callable, graph: Callable, value: Sequence[float] = (), signed: bool = False) -> Op:
     """An op whose setting is value[M], with a sign if `signed`; without values it has none."""
     if not value:
         return _op([LEVELS, 2], lambda x, u, v: pillow(x), lambda x, u, v: graph(x))
-    whole = all(isinstance(v, int) for v in value)
+    dtype = tf.int32 if isinstance(value[0], int) else tf.float64
 
     def setting(u: float, v: float) -> float:
         return value[int(u * LEVELS)] * (-1 if signed and v < 0.5 else 1)
 
     def setting_graph(u: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-        chosen = tf.gather(tf.constant(value, tf.int32 if whole else tf.float64), kernels.truncated(u, LEVELS))
+        chosen = tf.gather(tf.constant(value, dtype), kernels.truncated(u, LEVELS))
         return tf.where(v < 0.5, -chosen, chosen) if signed else chosen
 
     return _op([LEVELS, 2], lambda x, u, v: pillow(x, setting(u, v)), lambda x, u, v: graph(x, setting_graph(u, v)))
@@ -123,18 +126,12 @@ def _opaque(pillow: Callable, graph: Callable) -> tuple[Callable, Callable]:
             lambda x, *s: kernels.with_alpha(graph(x[..., :3], *s), x, opaque=True))
 
 
-def _rand_affine(matrix: Callable, entry: str, value: Sequence[float]) -> Op:
-    return _rand(lambda x, s: x.transform(x.size, Image.Transform.AFFINE, matrix(s)),
-                 lambda x, s: kernels.affine(x, **{entry: s}), value, signed=True)
+def _rand_affine(entry: str, value: Sequence[float]) -> Op:
+    return _rand(lambda x, s: _transform(x, entry, s), lambda x, s: kernels.affine(x, **{entry: s}), value, signed=True)
 
 
 def _posterize(x: Image.Image, bits: int) -> Image.Image:
     return ImageOps.posterize(x, bits) if bits else Image.new(x.mode, x.size)  # Pillow has become strict about 0 bits
-
-
-def _hide_graph(x: tf.Tensor, u: tf.Tensor, centre_x: tf.Tensor, centre_y: tf.Tensor) -> tf.Tensor:
-    box = kernels.box(tf.stack([centre_x, centre_y], -1), 2 * kernels.truncated(u, LEVELS), *x.shape[1:3])
-    return tf.where(box, tf.constant([127, 127, 127, 0][:x.shape[3]], tf.uint8), x)
 
 
 _M = range(LEVELS)
@@ -147,37 +144,38 @@ RAND_OPS: dict[str, Op] = {
     "Equalize": _rand(*_opaque(ImageOps.equalize, kernels.equalize)),
     "Rotate": _rand(lambda x, degrees: x.rotate(degrees),
                     lambda x, degrees: kernels.rotate(x, degrees, limit=3 * LEVELS),
-                    [int(3 * m) for m in _M], signed=True),
+                    [3 * m for m in _M], signed=True),
     "Solarize": _rand(*_opaque(ImageOps.solarize, kernels.solarize), [256 - int(25.6 * m) for m in _M]),
     "Color": _rand(lambda x, f: ImageEnhance.Color(x).enhance(f), kernels.color, _FACTORS),
     "Contrast": _rand(lambda x, f: ImageEnhance.Contrast(x).enhance(f), kernels.contrast, _FACTORS),
     "Brightness": _rand(lambda x, f: ImageEnhance.Brightness(x).enhance(f), kernels.brightness, _FACTORS),
     "Sharpness": _rand(lambda x, f: ImageEnhance.Sharpness(x).enhance(f), kernels.sharpness, _FACTORS),
-    "ShearX": _rand_affine(lambda s: (1, s, 0, 0, 1, 0), "b", _SHEARS),
-    "TranslateX": _rand_affine(lambda d: (1, 0, d, 0, 1, 0), "c", [float(m) for m in _M]),
-    "TranslateY": _rand_affine(lambda d: (1, 0, 0, 0, 1, d), "f", [float(m) for m in _M]),
+    "ShearX": _rand_affine("b", _SHEARS),
+    "TranslateX": _rand_affine("c", [float(m) for m in _M]),
+    "TranslateY": _rand_affine("f", [float(m) for m in _M]),
     # From 10 on no bit is left: black, as the arithmetic has it.
     "Posterize": _rand(*_opaque(_posterize, kernels.posterize), [max(4 - int(0.4 * m), 0) for m in _M]),
-    "ShearY": _rand_affine(lambda s: (1, 0, 0, s, 1, 0), "d", _SHEARS),
+    "ShearY": _rand_affine("d", _SHEARS),
 }
 AUTO_OPS: dict[str, Op] = {
     **RAND_OPS,
     "Invert": _rand(*_opaque(ImageOps.invert, lambda x: 255 - x)),
     # The side is 2M; the centre comes in place of the sign and as one more parameter: column, then row.
-    "Cutout": _op([LEVELS], lambda x, u, cx, cy: _square(x, int(u * LEVELS), cx, cy), _hide_graph, parameters=3),
+    "Cutout": _op([LEVELS], lambda x, u, cx, cy: _square(x, int(u * LEVELS), cx, cy),
+                  lambda x, u, cx, cy: kernels.square(x, 2 * kernels.truncated(u, LEVELS), tf.stack([cx, cy], -1)),
+                  parameters=3),
 }
 
 
-# Policies: every image of a batch goes through its own operations ---------------------------------------------------
-# Forms in the graph: for ordinary kernels; for XLA on a CPU; for XLA on a GPU.
+# Policies: every image of a batch goes through its own operations. Forms in the graph: for ordinary kernels; for XLA on
+# a CPU; for XLA on a GPU.
 PARTITIONED, CHUNKED, SELECTED = "partitioned", "chunked", "selected"
 Policy = dict[str, tf.Tensor]  # "ops" int32 [N, depth] into the table's order, "params" float32 [N, depth, P]
 
 
 @functools.cache
 def _partitioned(table: tuple[Op, ...], height: int, width: int, channels: int) -> Callable:
-    """Returns a function (images, ops, params) -> images for any number of images, so that operations are traced once
-    for all views: each operation sees only its own images, with one partition and one stitch per batch."""
+    """A function (images, ops, params) -> images, traced once for all views: operations see their own images only."""
     @tf.function(autograph=False, experimental_attributes={"_noinline": True}, input_signature=[
         tf.TensorSpec([None, height, width, channels], tf.uint8), tf.TensorSpec([None], tf.int32),
         tf.TensorSpec([None, None], tf.float32)])
@@ -217,10 +215,7 @@ def _chunked(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tens
 
 
 def _selected(table: list[Op], images: tf.Tensor, ops: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
-    """The same with every operation on all images: many times the work, but no image decides what runs.
-
-    On a GPU that work is small, while a loop whose length depends on the images asks the host at every turn.
-    """
+    """The same with every operation on all images: on a GPU cheaper than loops whose lengths the host has to ask."""
     result = images
     for i, op in enumerate(table):
         if op.parameters:

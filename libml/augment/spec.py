@@ -36,12 +36,10 @@ def parse_policy(part: str) -> RandAugment | AutoAugment | None:
     """RandAugment's or AutoAugment's settings; None for a part that names neither. ValueError says what is wrong."""
     if part in ("aa", "aac"):
         return AutoAugment(_CUTOUT if part == "aac" else 0)
-    if part in ("ra", "rac"):
-        return RandAugment(cutout=_CUTOUT if part == "rac" else 0)
     if part == "rac1":
         raise ValueError("rac1 draws magnitudes below 1, and there are none")
-    if re.fullmatch(r"rac[2-9]", part):
-        return RandAugment(highest=int(part[3]) - 1, cutout=_CUTOUT)
+    if re.fullmatch(r"ra|rac[2-9]?", part):
+        return RandAugment(highest=int(part[3:] or 10) - 1, cutout=_CUTOUT if part != "ra" else 0)
     match = re.fullmatch(r"r(\d{1,4})_(\d{1,4})_(\d{1,4})", part)
     if not match:
         return None
@@ -90,24 +88,20 @@ class AugmentSpec:
                             "only; on other images take RandAugment, as in d.d.rac.")
 
 
-def _error(text: str, reason: str) -> UserError:
-    return UserError(f"--augment={text}: {reason}; expected {_GRAMMAR}")
-
-
 def parse_augment(text: str) -> AugmentSpec:
     """Parses three or four parts; UserError says what came, what is wrong with it, and the grammar."""
     parts = str(text).split(".")
-    if len(parts) not in (3, 4):
-        raise _error(text, f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3 or 4")
     names = ["labeled", *["labeled_strong"] * (len(parts) == 4), "weak", "strong"]
-    named = dict(zip(names, parts, strict=True))
-    for name, part in named.items():
-        try:
+    named = dict(zip(names, parts, strict=False))
+    try:
+        if len(parts) not in (3, 4):
+            raise ValueError(f"{len(parts)} part{'s' * (len(parts) != 1)} instead of 3 or 4")
+        for name, part in named.items():
             policy = parse_policy(part)
-        except ValueError as error:
-            raise _error(text, str(error)) from error
-        if policy and name == "weak":
-            raise _error(text, f"{part!r} is a policy, which the weak part cannot have")
-        if not policy and part not in (("d", "x") if name.endswith("strong") else _WEAK):
-            raise _error(text, f"unknown {name} part {part!r}")
+            if policy and name == "weak":
+                raise ValueError(f"{part!r} is a policy, which the weak part cannot have")
+            if not policy and part not in (("d", "x") if name.endswith("strong") else _WEAK):
+                raise ValueError(f"unknown {name} part {part!r}")
+    except ValueError as error:
+        raise UserError(f"--augment={text}: {error}; expected {_GRAMMAR}") from error
     return AugmentSpec(**named)
