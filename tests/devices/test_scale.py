@@ -12,6 +12,7 @@ import pytest
 from helpers import ROOT, Program
 
 from cssl import FixMatch
+from libml.run import Run
 
 TINY = ["--dataset=digits.1@40-1", "--filters=4", "--scales=1", "--batch=16", "--uratio=2"]
 # A report and a checkpoint every 10 of 80 updates: signals sent after the first report come long before the end.
@@ -146,14 +147,28 @@ def test_an_error_of_the_chief_ends_all(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_continues_on_other_devices(command, tmp_path):
+def test_faults_of_the_chief_end_all_processes_alike(start, tmp_path):
+    """A full disk, then a folder that another process holds: exit code 2 everywhere, so that no job queues again."""
+    arguments = [*LONG, "--filters=8", f"--train_dir={tmp_path / 'runs'}"]
+    workers = start(2, *arguments, limit=20_000)  # the chief alone writes
+    assert workers.codes() == [2, 2], workers.output(0) + workers.output(1)
+    assert "Cannot write" in workers.output(0) and "Worker 0 met an error" in workers.output(1)
+    with Run(run_folder(tmp_path / "runs")).lock.hold():
+        workers = start(2, *arguments)
+        assert workers.codes() == [2, 2]
+    assert f"is being trained by process {os.getpid()}" in workers.output(0)
+    assert "Worker 0 met an error" in workers.output(1)
+
+
+@pytest.mark.slow
+def test_run_continues_on_other_devices(tmp_path):
     arguments = ["-m", "cssl.fixmatch", *TINY, "--augment=x.x.x", "--sync_bn", "--schedule_kimg=1",
                  f"--train_dir={tmp_path}"]
-    done = command(*arguments, "--train_steps=4", "--num_devices=2", "--deterministic")
-    assert "Finished after 4 updates" in done.stdout
-    done = command(*arguments, "--train_steps=8", "--num_devices=4")
-    assert "4 of 8 updates done" in done.stdout
-    assert "Finished after 8 updates" in done.stdout
+    first = Program([*arguments, "--train_steps=4", "--num_devices=2", "--deterministic"], tmp_path)
+    assert first.wait() == 0 and "Finished after 4 updates" in first.output, first.error
+    second = Program([*arguments, "--train_steps=8", "--num_devices=4"], tmp_path)
+    assert second.wait() == 0 and "4 of 8 updates done" in second.output, second.error
+    assert "Finished after 8 updates" in second.output
     environment = json.loads((run_folder(tmp_path) / "args" / "environment.json").read_text())
     assert len(environment["devices"]) == 4
 
@@ -191,11 +206,11 @@ def test_job_scripts(script, ending, code, requeued, tmp_path):
 
 
 @pytest.mark.slow
-def test_half_precision_and_xla_from_the_command_line(command, program, tmp_path):
-    done = command("-m", "cssl.fixmatch", *TINY, "--augment=x.x.x", "--train_steps=3", "--mixed_precision=float16",
-                   "--jit", "--p_unlabeled=1,1,1,1,1,1,1,1,1,1", f"--train_dir={tmp_path}")
-    assert "Finished after 3 updates" in done.stdout
-    assert re.findall("warning: .*", done.stdout) == [
+def test_half_precision_and_xla_from_the_command_line(program, tmp_path):
+    first = Program(["-m", "cssl.fixmatch", *TINY, "--augment=x.x.x", "--train_steps=3", "--mixed_precision=float16",
+                     "--jit", "--p_unlabeled=1,1,1,1,1,1,1,1,1,1", f"--train_dir={tmp_path}"], tmp_path)
+    assert first.wait() == 0 and "Finished after 3 updates" in first.output, first.error
+    assert re.findall("warning: .*", first.output) == [
         "warning: --p_unlabeled has no effect: FixMatch does not align its predictions."]  # and none about XLA
     folder = run_folder(tmp_path)
     assert "jitTrue" in folder.name and "mixed_precisionfloat16" in folder.name

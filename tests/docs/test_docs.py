@@ -28,8 +28,8 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"fashion_mnist": "of the same table"}
 SHORTER = {  # what stands for what takes long, or is not here
     r"(cifar10|cifar100)\.\d@\d+-\d+": "digits.1@40-1", r"/my/images": "my_images",
-    r"keras:(EfficientNetV2B0|ResNet50V2)": "keras:MobileNetV2,alpha=0.35", r"--image_size=96": "--image_size=32",
-    r"RunConfig\.of\(CSSL, train_kimg=64\)": "RunConfig.of(CSSL, **SHORT)"}
+    r"keras:(EfficientNetV2B0|ResNet50V2|MobileNetV2,alpha=0.5)": "keras:MobileNet,alpha=0.25",
+    r"--image_size=96": "--image_size=32", r"RunConfig\.of\(CSSL, train_kimg=64\)": "RunConfig.of(CSSL, **SHORT)"}
 OWN_TESTS = {"extending.md", "predict_export.md"}  # tests/learn/test_api.py, tests/results/test_export.py
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

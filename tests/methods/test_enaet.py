@@ -7,16 +7,12 @@ import tensorflow as tf
 from helpers import strategy_of
 from PIL import Image, ImageEnhance
 from test_baselines import BATCH, CLASSES, SEED, TOLERANCE, cross_entropy, kl, make, sharpen, softmax, spy, views_of
-from test_two_networks import assert_resumes
 
 from cssl import cli
 from cssl.enaet import EnAET
-from cssl.meta_pseudo_labels import MetaPseudoLabels
 from cssl.mixmatch import MixMatch
-from libml import experiment, networks
+from libml import networks
 from libml.augment import to_float, transformations
-from libml.config import RunConfig
-from libml.data import batches
 from libml.learn import losses, mixing
 from libml.learn.step import Step
 
@@ -287,10 +283,6 @@ def test_two_replicas_average_their_gradients():
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_resumes_bit_by_bit(tmp_path):
-    assert_resumes(lambda: make(EnAET), [views_of(make(EnAET), seed=seed) for seed in range(2)], tmp_path)
-
-
 @pytest.mark.slow
 def test_transformations_compile():
     """All that XLA compiles of this method alone; images may differ by a level, where it rounds once and not twice."""
@@ -319,20 +311,6 @@ def test_settings_of_its_authors():
     assert parse("--dataset=svhn.1@1000-1", "--w_match=3").values()["w_match"] == 3
     assert config.values()["batch"] == 128 and config.values()["uratio"] == 1 and config.values()["wd"] == 0.02
     assert "svhn: w_match 250.0" in cli.help_text(EnAET)
-
-
-@pytest.mark.parametrize("method", [EnAET, MetaPseudoLabels])
-def test_half_precision(method):
-    """From bytes to an update, losses as in float32 to three digits or so."""
-    found = []
-    for precision in ("off", "float16"):
-        config = RunConfig.of(method, dataset="digits.1@40-1", batch=8, uratio=1, filters=4, repeat=1, scales=1,
-                              augment="d.d.x", mixed_precision=precision)
-        data = experiment.load(config)
-        model = experiment.build(config, data)
-        found.append(model.train_on_bytes(next(iter(batches(data, batch=8, uratio=1)))))
-        assert float(tf.reduce_max(tf.abs(model.slots[0]))) > 0
-    np.testing.assert_allclose(found[1]["losses/total"], found[0]["losses/total"], rtol=0.01)
 
 
 def test_needs_stages(program):

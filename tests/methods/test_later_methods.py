@@ -901,8 +901,15 @@ def test_crmatch_s_vector_is_as_long_as_the_map_has_channels(filters, channels):
 
 
 def test_crmatch_needs_a_feature_map():
+    class Mapless(PlainEmbedding):
+        """Has an embedding and no more."""
+
+        @property
+        def map_shape(self):
+            raise AttributeError
+
     with pytest.raises(UserError, match="has no feature map for the head map_vector"):
-        make(CRMatch, PlainEmbedding)
+        make(CRMatch, Mapless)
 
 
 def test_crmatch_without_its_terms_is_fixmatch():
@@ -1083,17 +1090,6 @@ def test_c2s2l_s_weak_views_get_no_gradient():
 
 
 @pytest.mark.parametrize("method", LATER)
-def test_compiled_gradients_agree(method):
-    """XLA compiles every operation of the losses to the same numbers."""
-    model = make(method, PlainEmbedding)
-    views = views_of(model, 0)
-    plain = model.update.backward(views, SEED, model.update.read())
-    compiled = model.update.compiled(views, SEED, model.update.read())
-    for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
-        close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", LATER)
 def test_a_joint_pass_moves_the_statistics_once(method):
     model = make(method, lambda: networks.build("resnet", num_classes=CLASSES, image_shape=SHAPE, filters=4, repeat=1,
                                               scales=1, bn_momentum=.5, seed=1))
@@ -1108,29 +1104,6 @@ def test_a_joint_pass_moves_the_statistics_once(method):
     for found, moved, old in zip(step.new_statistics, wanted, before, strict=True):
         close(found, moved, rtol=1e-5, atol=1e-7)
         assert np.abs(found - old).max() > 1e-5
-
-
-@pytest.mark.parametrize("method", [C2S2L, CoMatch, FlexMatch, SimMatch])
-@pytest.mark.slow
-def test_float16_trains_and_keeps_state_when_it_overflows(method):
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(distribute.POLICIES["float16"])
-    try:
-        model = make(method, residual_net, loss_scaling=True)
-        model.options = dataclasses.replace(model.options, **{"confidence": .1} if method is FlexMatch else {})
-    finally:
-        keras.config.set_dtype_policy(policy)
-    views = views_of(model, 0)
-    step = tf.function(model.train_on_views)
-    model.loss_scale.assign(1e38)  # every gradient overflows
-    before = {name: v.numpy() for name, v in model.method_state.items()}
-    step(views)
-    for name, value in before.items():
-        np.testing.assert_array_equal(model.method_state[name], value)
-    model.loss_scale.assign(2.0 ** 10)
-    scalars = step(views)
-    assert all(np.isfinite(value) for value in scalars.values())
-    assert any(np.any(v.numpy() != before[name]) for name, v in model.method_state.items())
 
 
 def test_methods_that_communicate_say_so():

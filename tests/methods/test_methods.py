@@ -1,5 +1,6 @@
 """All methods of the project, whatever they are: a run cut off and continued, one replica against two."""
 import json
+import tempfile
 from pathlib import Path
 
 import keras
@@ -12,6 +13,7 @@ from helpers import invoke, strategy_of
 import cssl
 from libml import networks
 from libml.config import describe
+from libml.devices import distribute
 from libml.learn import optim
 from libml.learn.model import Equal, SSLModel
 from libml.learn.step import LossOutput
@@ -35,24 +37,32 @@ def run_of(folder):
     return path, values, [{k: v for k, v in report.items() if k != "images_per_s"} for report in reports]
 
 
-@pytest.mark.parametrize(("module", "devices"), [
-    pytest.param(module, devices, marks=() if (module, devices) == ("cssl", 1) else pytest.mark.slow)
-    for module in METHODS for devices in (1, 2)])
-def test_train_continue_evaluate_extract(module, devices, tmp_path, program):
-    """Eight updates in one go, and again from the checkpoint after four: what a kill before the last checkpoint leaves.
-    (Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
-    method, flags = cssl.method(module), [*TINY, f"--num_devices={devices}", f"--train_dir={tmp_path}"]
-    flags += ["--warmup_kimg=0.0234375"] * ("warmup_kimg" in describe(method.Options))  # three updates
-    program(method, *flags)
-    path, wanted, undisturbed = run_of(tmp_path)
-    newest = Run(path).checkpoints()[-1]
-    for file in path.glob(f"tf/{Path(newest).name}.*"):
+def again(path, program, method, *flags):
+    """What a run ends with that has lost its last checkpoint and goes on from the one before: values and reports."""
+    for file in path.glob(f"tf/{Path(Run(path).checkpoints()[-1]).name}.*"):
         file.unlink()
     assert "4 of 8 updates done" in program(method, *flags).stdout
-    _, found, reports = run_of(tmp_path)
+    return run_of(path)[1:]
+
+
+def assert_same_bits(found, wanted):
     assert set(found) == set(wanted) and len(wanted) > 10
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
+                                    for module in METHODS])
+def test_train_continue_evaluate_extract(module, tmp_path, program):
+    """Eight updates in one go, and again from the checkpoint after four: what a kill before the last checkpoint leaves.
+    (Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
+    method, flags = cssl.method(module), [*TINY, f"--train_dir={tmp_path}"]
+    flags += ["--warmup_kimg=0.0234375"] * ("warmup_kimg" in describe(method.Options))  # three updates
+    program(method, *flags)
+    path, wanted, undisturbed = run_of(tmp_path)
+
+    found, reports = again(path, program, method, *flags)
+    assert_same_bits(found, wanted)
     assert reports == undisturbed and [report["step"] for report in reports] == [32, 64]
 
     shown = program(method, f"--eval_ckpt={path}").stdout
@@ -63,9 +73,21 @@ def test_train_continue_evaluate_extract(module, devices, tmp_path, program):
     assert json.loads((path / "stats" / "accuracy.json").read_text())["last01"] == reports[-1]["accuracy"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["c2s2l", "cssl", "flexmatch"])
+def test_two_devices_continue_what_two_began(module, tmp_path, program):
+    """(Every method's update on two replicas, and from a checkpoint of theirs: below.)"""
+    method, flags = cssl.method(module), [*TINY, "--num_devices=2", f"--train_dir={tmp_path}"]
+    program(method, *flags)
+    path, wanted, undisturbed = run_of(tmp_path)
+    found, reports = again(path, program, method, *flags)
+    assert_same_bits(found, wanted)
+    assert reports == undisturbed
+
+
 # Replicas.
 
-SHAPE, CLASSES, BATCH = (8, 8, 3), 5, 4
+SHAPE, CLASSES, BATCH, SEED = (8, 8, 3), 5, 4, tf.constant([7, 8], tf.int64)
 
 
 def residual_net():
@@ -76,9 +98,9 @@ def residual_net():
 class Plain(keras.Model):
     """A network that treats every image by itself."""
 
-    def __init__(self):
+    def __init__(self, seed=1):
         super().__init__()
-        self.hidden = keras.layers.Dense(6, activation="tanh", kernel_initializer=keras.initializers.GlorotNormal(1))
+        self.hidden = keras.layers.Dense(6, activation="tanh", kernel_initializer=keras.initializers.GlorotNormal(seed))
         self.classifier = keras.layers.Dense(CLASSES, kernel_initializer=keras.initializers.GlorotNormal(2))
         self.hidden.build((None, np.prod(SHAPE)))
         self.classifier.build((None, 6))
@@ -90,7 +112,7 @@ class Plain(keras.Model):
 
 def make(method, network, replicas=1, **arguments):
     """A model, its unlabelled weight full from the start; options as the method declares them."""
-    options = {name: value for name, value in dict(uratio=2, warmup_pos=0.0, warmup_kimg=0.0, K=1).items()
+    options = {name: value for name, value in dict(uratio=2, warmup_pos=0.0, warmup_kimg=0.0, K=1, mc_passes=3).items()
                if name in describe(method.Options)}
     images = np.random.RandomState(9).randint(0, 256, (7, *SHAPE)).astype(np.uint8)
     return method(network(), CLASSES, options=method.Options(batch=BATCH * replicas, **options), total_images=1000,
@@ -123,15 +145,31 @@ def joined(model, halves):
 
 
 def on_two_replicas(method, network, *updates, **arguments):
-    """The state after updates on two replicas, each with its half of the views."""
+    """The state after updates on two replicas, each with its half of the views.
+
+    Two others that take it over from a checkpoint go on to the same bits.
+    """
     strategy = strategy_of(2)
-    with strategy.scope():
-        model = make(method, network, replicas=2, **arguments)
-    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
+
+    def start():
+        with strategy.scope():
+            model = make(method, network, replicas=2, **arguments)
+        train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
+        return model, tf.train.Checkpoint(**model.checkpoint_items()), lambda halves: train(
+            strategy.experimental_distribute_values_from_function(
+                lambda context: halves[context.replica_id_in_sync_group]))
+
+    model, checkpoint, train = start()
     for halves in updates:
-        train(strategy.experimental_distribute_values_from_function(
-            lambda context, halves=halves: halves[context.replica_id_in_sync_group]))
-    return state_of(model)
+        train(halves)
+    reached = state_of(model)
+    other, others_checkpoint, train_other = start()
+    with tempfile.TemporaryDirectory() as folder:
+        others_checkpoint.read(checkpoint.write(f"{folder}/checkpoint")).assert_consumed()
+    train(updates[-1])
+    train_other(updates[-1])
+    assert other.fingerprint() == model.fingerprint()
+    return reached
 
 
 def state_of(model):
@@ -172,11 +210,16 @@ def test_two_replicas_average_two_single_ones(module):
 
 
 class PlainEmbedding(Plain):
-    """The same with its hidden layer as the embedding."""
+    """The same with its hidden layer as the embedding, the image as the map, and dropout that drops nothing."""
 
-    def call(self, images, training=False, seed=None, outputs=None):
+    map_shape = SHAPE
+
+    def twin(self, seed):
+        return PlainEmbedding(seed % 1000)
+
+    def call(self, images, training=False, seed=None, outputs=None, mc_dropout=False, embedding_dropout=0.0):
         embedding = self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)]))
-        found = {"logits": self.classifier(embedding), "embedding": embedding}
+        found = {"logits": self.classifier(embedding), "embedding": embedding, "map": images}
         return found["logits"] if outputs is None else tuple(found[name] for name in outputs)
 
 
@@ -196,6 +239,49 @@ def test_two_replicas_do_what_one_does_with_the_whole_batch(module):
     # Sums over replicas in another order: units of 1e-7 of numbers around 1, which a second update multiplies.
     assert_states_agree(on_two_replicas(method, network, *updates), state_of(single), before,
                         atol=3e-6 if method.communicates else 1e-7)
+
+
+# Compiled, and in half precision.
+
+def in_half_precision(build):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(distribute.POLICIES["float16"])
+    try:
+        return build()
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+@pytest.mark.parametrize("module", [module for module in METHODS if module != "enaet"])  # half a minute of XLA's
+def test_compiled_gradients_agree(module):
+    """XLA compiles every operation of the losses, random draws included, to the same numbers."""
+    model = make(cssl.method(module), PlainEmbedding)
+    views = views_of(model, 0)
+    plain = model.update.backward(views, SEED, model.update.read())
+    compiled = tf.function(model.update.backward, jit_compile=True)(views, SEED, model.update.read())
+    # VAT's direction is a small difference of predictions.
+    tolerance = dict(rtol=1e-2, atol=1e-2) if module == "vat" else dict(rtol=1e-4, atol=1e-5)
+    for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
+        np.testing.assert_allclose(found, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("module", [module for module in METHODS if not cssl.method(module).needs_float32])
+def test_half_precision(module):
+    """The loss is that of float32 to two digits of float16's three; an update that overflows changes nothing."""
+    full = make(cssl.method(module), residual_net)
+    half = in_half_precision(lambda: make(cssl.method(module), residual_net, loss_scaling=True))
+    views = views_of(full, 0)
+    wanted, found = (model.update.backward(views, SEED, model.update.read())["scalars"] for model in (full, half))
+    np.testing.assert_allclose(found["losses/total"], wanted["losses/total"], rtol=0.02)
+    before = half.update.read()
+    half.loss_scale.assign(np.inf)  # as large as makes an overflow
+    half.train_on_views(views)
+    after = half.update.read()
+    for name in ("weights", "ema", "statistics", "slots", "method"):
+        tf.nest.map_structure(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+    half.loss_scale.assign(2.0 ** 10)
+    assert np.isfinite(half.train_on_views(views)["losses/total"])
+    assert any(np.any(new != old) for new, old in zip(half.update.read().weights, before.weights, strict=True))
 
 
 class Bank(SSLModel):

@@ -17,7 +17,6 @@ from test_baselines import (
     spy,
     views_of,
 )
-from test_two_networks import assert_resumes
 
 from cssl import cli
 from cssl.defixmatch import DeFixMatch
@@ -159,9 +158,3 @@ def test_defixmatch_views():
     np.testing.assert_array_equal(views["labeled"],
                                   to_float(model.augmenter.labeled(batch_of()["labeled"], fold_in(seed, 1))))
     assert "probe" in views
-
-
-@pytest.mark.parametrize("method", [MixUp, FullySupervisedMixUp, DeFixMatch])
-def test_resumes_bit_by_bit(method, tmp_path):
-    assert_resumes(lambda: make(method), [labeled_strong(views_of(make(method), seed=seed)) for seed in range(4)],
-                   tmp_path)

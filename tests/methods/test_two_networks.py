@@ -275,61 +275,6 @@ def test_two_replicas_do_what_one_does(monkeypatch):
         assert np.abs(wanted - old).max() > 1e-5
 
 
-@pytest.mark.slow
-def test_compiled_for_one_replica_refused_for_two():
-    model = make(MetaPseudoLabels, Linear(), feedback="hard", **PLAIN)
-    views = {name: value for name, value in views_of(model).items() if name != "unlabeled_label"}
-    plain = model.update.backward(views, SEED, model.update.read())
-    compiled = tf.function(model.update.backward, jit_compile=True)(views, SEED, model.update.read())
-    for found, wanted in zip(tf.nest.flatten(compiled), tf.nest.flatten(plain), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="--jit cannot compile MetaPseudoLabels's communication between 2 replicas"):
-        on_two_replicas(views, 1, jit=True)
-
-
-def assert_resumes(build, views, folder):
-    """Updates in one go, and half of them that another model continues from a checkpoint, end with the same bits."""
-    whole, second = build(), build()
-    half = len(views) // 2
-    for update, batch in enumerate(views):
-        if update == half:
-            path = tf.train.Checkpoint(**whole.checkpoint_items()).write(str(folder / "checkpoint"))
-        whole.train_on_views(batch)
-    assert whole.fingerprint() != second.fingerprint()
-    tf.train.Checkpoint(**second.checkpoint_items()).read(path).assert_consumed()
-    for batch in views[half:]:
-        second.train_on_views(batch)
-    assert whole.fingerprint() == second.fingerprint()
-
-
-def test_resumes_bit_by_bit(tmp_path):
-    def build():
-        return make(MetaPseudoLabels, feedback="hard", wait_pos=0.002)
-
-    assert_resumes(build, [views_of(build(), seed=seed) for seed in range(4)], tmp_path)
-
-
-def test_half_precision_that_overflows_changes_neither_network():
-    network = networks.build("resnet", num_classes=CLASSES, image_shape=(SIDE, SIDE, 3), filters=4, repeat=1, scales=1)
-    options = MetaPseudoLabels.Options(batch=BATCH, **PLAIN)
-    model = MetaPseudoLabels(network, CLASSES, options=options, loss_scaling=True)
-    views, before = views_of(model), state_of(model)
-    model.loss_scale.assign(np.inf)  # as large as makes an overflow
-    model.train_on_views(views)
-    items = model.checkpoint_items()
-    for name in ("weights", "slots", "ema", "statistics"):
-        for found, old in zip(items[name], tf.nest.flatten(make_like(model, before)[name]), strict=True):
-            np.testing.assert_array_equal(found, old)
-    model.loss_scale.assign(2.0 ** 10)
-    model.train_on_views(views)
-    assert all(np.isfinite(value).all() for value in state_of(model))
-    assert any((a != b).any() for a, b in zip(state_of(model), before, strict=True))
-
-
-def make_like(model, values):
-    return tf.nest.pack_sequence_as(model.checkpoint_items(), values)
-
-
 # Groups.
 
 class Forgetful(SSLModel):

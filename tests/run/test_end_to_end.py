@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from helpers import invoke
 
 import cssl
 from libml.run import find_runs
@@ -36,10 +37,10 @@ def test_runs_become_table_curves_and_report(runs, command, tmp_path):
         mean, std, seeds = map(float, rows[method][1:])
         assert (mean, std, seeds) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)), 2)
 
-    command("cssl-plot", "curves", runs, "-o", tmp_path / "curves")
+    assert invoke("plot", "curves", runs, "-o", tmp_path / "curves").code == 0
     assert (tmp_path / "curves.png").stat().st_size > 5000 and (tmp_path / "curves.svg").exists()
 
-    command("cssl-report", runs, "-o", tmp_path / "report.html")
+    assert invoke("report", runs, "-o", tmp_path / "report.html").code == 0
     page = (tmp_path / "report.html").read_text()
     for text in ("CSSL", "FixMatch", "Supervised", "digits.2@40-1", "<img", "--filters=8"):
         assert text in page, text

@@ -17,7 +17,6 @@ import pytest
 import tensorflow as tf
 from conftest import ENVIRONMENT, ROOT
 from helpers import Program
-from test_scale import Workers
 
 from cssl import CSSL, RunConfig, UPSMatch, cli, from_arrays
 from cssl.program import exit_on_user_error
@@ -393,20 +392,6 @@ def test_next_commands_can_be_pasted(tmp_path, capsys):
     import shlex
 
     assert Path(shlex.split(line)[1]).is_dir()
-
-
-@pytest.mark.slow
-def test_faults_of_the_chief_end_all_processes_alike(tmp_path):
-    """A full disk, then a folder that another process holds: exit code 2 everywhere, so that no job queues again."""
-    arguments = ["cssl.py", *FLAGS, "--train_steps=16", f"--train_dir={tmp_path / 'runs'}"]
-    workers = Workers(2, tmp_path / "full", *arguments, limit=20_000)  # the chief alone writes
-    assert workers.codes(120) == [2, 2], workers.output(0) + workers.output(1)
-    assert "Cannot write" in workers.output(0) and "Worker 0 met an error" in workers.output(1)
-    with find_runs([tmp_path / "runs"])[0].lock.hold():
-        workers = Workers(2, tmp_path / "held", *arguments)
-        assert workers.codes(120) == [2, 2]
-    assert f"is being trained by process {os.getpid()}" in workers.output(0)
-    assert "Worker 0 met an error" in workers.output(1)
 
 
 @pytest.mark.slow
