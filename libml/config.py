@@ -326,10 +326,7 @@ class RunConfig:
         if not self.data.train_dir or rerun.is_absolute() or ".." in rerun.parts:
             raise UserError(f"--train_dir={self.data.train_dir} --rerun={self.data.rerun}: expected a folder, and the "
                             "name of a folder within it.")
-        for part in self.folder().parts:
-            if len(part.encode()) > 255:
-                raise UserError(f"The run folder's name {part[:60]}… has {len(part.encode())} bytes; file systems take "
-                                "255. Use shorter names.")
+        files.checked_length(self.folder())
 
     @property
     def trusts_onednn(self) -> bool:

@@ -67,11 +67,20 @@ class Listing:
 
 
 def expand(name: str, path: str) -> Path:
-    """Returns a path of the user's with ~ expanded; OptionError if that names nobody."""
+    """Returns a path of the user's with ~ expanded; UserError if that names nobody, or is longer than paths can be."""
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         raise OptionError(f"{name}={path}: there is no user {expanded.split(os.sep)[0][1:]!r}.")
-    return Path(expanded)
+    return checked_length(Path(expanded))
+
+
+def checked_length(path: Path) -> Path:
+    """Returns a path; UserError for one that no file system takes."""
+    for name, most in [*((part, 255) for part in path.parts), (str(path), 4095)]:
+        size = len(os.fsencode(name))
+        if size > most:
+            raise UserError(f"The name {name[:60]}… has {size} bytes; file systems take {most}. Use shorter names.")
+    return path
 
 
 def listing(path: Path, is_csv: bool) -> Listing:

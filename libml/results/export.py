@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from libml import networks
 from libml.augment.augmenter import to_float
+from libml.data.files import checked_length
 from libml.errors import UserError
 from libml.learn.model import SSLModel
 from libml.networks.builder import Application
@@ -251,7 +252,7 @@ def calibrate(classifier: Classifier, data: SSLData, temperature: float | None) 
 
 def check_target(folder: Path, force: bool) -> None:
     """Raises UserError unless an export may be put there: where nothing is, or an older export with `force`."""
-    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
+    if not checked_length(folder).exists() or folder.is_dir() and not any(folder.iterdir()):
         return
     inside, facts = folder.rglob("*") if folder.is_dir() else [folder], folder / EXPORT_FILE
     strange = next((path for path in inside if not _OURS.fullmatch(path.relative_to(folder).as_posix())), None)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from libml.augment.augmenter import to_float
-from libml.data.files import IMAGE_SUFFIXES, image_files
+from libml.data.files import IMAGE_SUFFIXES, expand, image_files
 from libml.data.sources import read_image
 from libml.errors import UserError
 from libml.learn.model import SSLModel
@@ -251,7 +251,7 @@ def find_files(places: str | Path | Iterable[str | Path]) -> list[Path]:
     """Returns the files named, and the images below the folders named; what is named twice is there once."""
     places = [places] if isinstance(places, str | Path) else places
     found: dict[Path, Path] = {}  # by where a file really is: one spelling of each
-    for place in map(Path, places):
+    for place in (expand("images", os.fspath(place)) for place in places):
         if not place.exists():
             raise UserError(f"There is no {place}: expected image files or folders of them.")
         inside = image_files(place) if place.is_dir() else [place]

@@ -395,6 +395,20 @@ def test_files_that_hold_something_else(tmp_path):
     assert (tmp_path / "garbage.keras").read_bytes() == b"nothing" and not (tmp_path / "m.h5").exists()
 
 
+@pytest.mark.parametrize("path", ["x" * 300, "a/" * 2100], ids=["name", "path"])
+def test_paths_that_no_file_system_takes(digits, tmp_path, path):
+    path, model = f"{tmp_path}/{path}", make()
+    for use in (lambda: cssl.open(path), lambda: cssl.open_export(path), lambda: cssl.from_folder(path),
+                lambda: cssl.from_csv(path), lambda: cssl.load("cifar10.1@40-1", data_dir=path),
+                lambda: train(RunConfig.of(CSSL, **TINY, train_dir=path)), lambda: model.export(path, digits),
+                lambda: model.predict_files(path, digits),
+                lambda: networks.build("keras:MobileNet,alpha=0.1", num_classes=2, image_shape=(32, 32, 3),
+                                       weights=path)):
+        with pytest.raises(UserError, match="file systems take|File name too long") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
 def test_heads_are_saved(tmp_path):
     network = networks.build("resnet", num_classes=3, image_shape=(8, 8, 3), filters=4, repeat=1)
     heads = networks.Heads(network, {"small": 2, "own": layers.Dense(5)}, seed=1)
