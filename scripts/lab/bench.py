@@ -9,14 +9,12 @@
     python scripts/lab/bench.py methods   # a step of each method against FixMatch's
 
 Contenders take turns, and the best of several rounds counts: a busy machine is unfair to all alike. Each benchmark
-prints a table, or JSON with --json; its --help says what it measures and lists its options.
+prints a table, or with --json a JSON object per row; its --help says what it measures and lists its options.
 """
-import argparse
 import contextlib
 import inspect
 import io
 import json
-import math
 import multiprocessing
 import os
 import resource
@@ -26,14 +24,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import RawDescriptionHelpFormatter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import cssl
-from cssl import CSSL, RunConfig, cli
+from cssl import CSSL, RunConfig, cli, tools
 from cssl.program import exit_on_user_error
 
 cli.start_tensorflow()  # quietly, before anything else does
@@ -46,7 +45,7 @@ from PIL import Image
 import libml.data
 from libml import experiment, networks
 from libml.augment import OPS, Augmenter, pillow_policy
-from libml.data import DataFacts, SSLData, sources
+from libml.data import SSLData, sources
 from libml.devices import distribute
 from libml.errors import UserError
 from libml.results import plots, tables
@@ -65,12 +64,12 @@ GROWTH: dict[str, tuple] = {"batch": (4, 16, 32, 64), "filters": (16, 32, 64), "
 SWEEP: dict[str, tuple] = {**GROWTH, "replicas": (2, 4), "workers": (2,), "precision": ("float16", "bfloat16"),
                            "jit": (True,), "recompute": (True,)}
 TIMEOUT = 600  # seconds for what is measured in a process of its own
-Results = Iterator[dict[str, Any]]  # of each benchmark: numbers and words by name, or such by name
+Results = Iterator[dict[str, object]]  # of each benchmark: numbers and words by name
 
 
 # What the benchmarks share.
 
-def timed(call: Callable[[], Any], count: int = 1) -> Callable[[], float]:
+def timed(call: Callable[[], object], count: int = 1) -> Callable[[], float]:
     """Returns a function that calls another, which does something `count` times, and returns the seconds of one."""
     def seconds() -> float:
         begun = time.perf_counter()
@@ -87,7 +86,7 @@ def take_turns(rounds: int, **contenders: Callable[[], float]) -> dict[str, floa
 
 
 def noise(size: int, count: int = 2000, classes: int = CLASSES) -> SSLData:
-    """Returns a dataset of random images with 40 labels, or one per class."""
+    """Random images with 40 labels, or one per class."""
     images = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
     labels = np.arange(count) % classes
     return libml.data.from_arrays(images, labels, images[:classes], labels[:classes], num_labels=max(40, classes))
@@ -122,56 +121,50 @@ def in_processes(measure: Callable[..., dict], *arguments, workers: int = 1) -> 
             return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
+def _cell(value: object) -> str:
+    return f"{value:.{1 if abs(value) >= 100 else 4}f}" if isinstance(value, float) else str(value)
+
+
 # The benchmarks; what they take on the command line are their arguments.
 
-def augment(threads: int = 1, images: int = 448, size: int = 32, rounds: int = 10, no_ops: bool = False,
-            data_dir: str = "") -> Results:
+def augment(dataset: str = "cifar10.0@40-1", images: int = 448, rounds: int = 10) -> Results:
     """Images per second of the full strong view in the graph, against a plain Pillow loop; then each operation alone.
 
-    Both do the same work on the same images, CIFAR-10's where they are there: mirror, shift, CTAugment policy of
-    depth 2, cutout, float32. The graph also draws its random numbers, Pillow gets them for free, and has one thread.
-    About a minute on one core; --no_ops leaves out the operations alone.
+    Both do the same work on the same images, on one thread: mirror, shift, CTAugment policy of depth 2, cutout,
+    float32. The graph also draws its random numbers, Pillow gets them for free. About a minute.
     """
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
-    dataset = noise(size)
-    with contextlib.suppress(UserError):
-        if size == 32:
-            dataset = libml.data.load("cifar10.0@40-1", data_dir or cli.default_data_dir())
-    pictures = np.asarray(dataset.images[:images])
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    pictures = np.asarray(libml.data.load(dataset, cli.default_data_dir()).images[:images])
     tensor, seed = tf.constant(pictures), tf.constant([0, 0])
-    settings = dict(image_shape=pictures.shape[1:], mirror=True, shift=size // 8)
+    settings = dict(image_shape=pictures.shape[1:], mirror=True, shift=pictures.shape[1] // 8)
     augmenter, plain = Augmenter("d.d.d", **settings), Augmenter("d.d.d", jit_compile=False, **settings)
     samples = augmenter.sample_strong(images, seed)
     strong, strong_plain = tf.function(augmenter.strong, autograph=False), tf.function(plain.strong)
-    assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(pictures, samples)), \
-        "graph and Pillow differ"
+    assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(pictures, samples)), "views differ"
     best = take_turns(rounds, pillow=timed(lambda: augmenter.strong_reference(pictures, samples), images),
                       graph=timed(lambda: strong(tensor, seed).numpy(), images),
                       graph_without_xla=timed(lambda: strong_plain(tensor, seed).numpy(), images))
-    operations = {}
-    rng = np.random.default_rng(0)
-    for name, op in OPS.items() if not no_ops else ():
-        params = rng.random((images, max(op.parameters, 1)), dtype=np.float32)
-        graph = tf.function(op.run, jit_compile=True, autograph=False)
-        alone = {"ops": np.zeros([images, 1], int), "params": params[:, None]}
-        times = take_turns(
+    yield {"images": images, "dataset": dataset,
+           **{f"{name}_images_per_s": 1 / seconds for name, seconds in best.items()},
+           "ratio": best["pillow"] / best["graph"], "ratio_without_xla": best["pillow"] / best["graph_without_xla"]}
+    params = np.random.default_rng(0).random((images, 3), dtype=np.float32)
+    alone = {"ops": np.zeros([images, 1], int), "params": params[:, None]}
+    for name, op in OPS.items():
+        graph = tf.function(op.graph, jit_compile=True, autograph=False)
+        best = take_turns(
             max(rounds // 3, 1),
             pillow=timed(lambda: pillow_policy({name: op}, pictures, alone), images),  # noqa: B023
             graph=timed(lambda: graph(tensor, params).numpy(), images))  # noqa: B023 - called at once
-        operations[name] = {key: round(1e6 * value, 2) for key, value in times.items()}
-    yield {"images": images, "shape": list(pictures.shape[1:]), "source": dataset.name, "threads": threads,
-           **{f"{name}_images_per_s": 1 / seconds for name, seconds in best.items()},
-           "ratio": best["pillow"] / best["graph"], "ratio_without_xla": best["pillow"] / best["graph_without_xla"],
-           "op_us_per_image": operations}
+        yield {"op": name, **{f"{key}_us_per_image": 1e6 * seconds for key, seconds in best.items()}}
 
 
-def data(dataset: str = "cifar10.3@40-1", data_dir: str = "", batch: int = 64, uratio: int = URATIO, steps: int = 300,
-         rounds: int = 5) -> Results:
+def data(dataset: str = "cifar10.3@40-1", batch: int = 64, uratio: int = URATIO, steps: int = 300, rounds: int = 5,
+         ) -> Results:
     """Images per second that the input pipeline alone delivers, and seconds to its first batch; --steps to a round."""
     begun = time.perf_counter()
-    batches = iter(libml.data.batches(libml.data.load(dataset, data_dir or cli.default_data_dir()), batch=batch,
-                                      uratio=uratio))
+    images = libml.data.load(dataset, cli.default_data_dir())
+    batches = iter(libml.data.batches(images, batch=batch, uratio=uratio))
     next(batches)
     first = time.perf_counter() - begun
     best = take_turns(rounds, step=timed(lambda: [next(batches) for _ in range(steps)], steps))
@@ -182,9 +175,8 @@ def data(dataset: str = "cifar10.3@40-1", data_dir: str = "", batch: int = 64, u
 def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) -> Results:
     """A whole training step against bare steps of the same network: Keras's, and PyTorch's where there is one.
 
-    The whole step is the training loop's: batch, weak and strong views, policies, one forward and backward pass, SGD,
-    averages, alignment, CTAugment's probe and its rates. A bare step is forward pass, cross-entropy, backward pass and
-    SGD on as many ready float images. --torch names the Python of an environment with PyTorch.
+    A bare step is forward pass, cross-entropy, backward pass and SGD on as many ready float images as the training
+    loop's step has views. --torch names the Python of an environment with PyTorch.
     """
     for name in settings.split(","):
         setting = dict(SETTINGS[name])
@@ -203,7 +195,7 @@ def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) 
             for _ in range(count):
                 float(bare.train_on_batch(x, y))
 
-        steps: dict[str, Callable[[int], Any]] = {"whole": updates, "keras": bare_steps}
+        steps: dict[str, Callable[[int], object]] = {"whole": updates, "keras": bare_steps}
         with contextlib.ExitStack() as stack:
             if torch:
                 peer = stack.enter_context(subprocess.Popen(
@@ -224,8 +216,7 @@ def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) 
 
 
 def _inside_a_run(bare_steps: Callable[[int], None]) -> dict[str, float]:
-    """Returns seconds per update of a run on the digits, with all that it does from report to report, those of bare
-    steps between its reports (the best of each), their ratio, and the share of the run that is no training."""
+    """Seconds per update of a run on the digits, reports and all, beside bare steps between them; what reports take."""
     turns: list[tuple[float, float, float]] = []
     begun = time.perf_counter()
 
@@ -242,17 +233,17 @@ def _inside_a_run(bare_steps: Callable[[int], None]) -> dict[str, float]:
             "reports": 1 - sum(training) / sum(whole)}
 
 
-def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int = 32, rounds: int = 3, filters: int = 32,
+def predict(files: int = 512, keras_files: int = 32, size: int = 32, rounds: int = 3, filters: int = 32,
             repeat: int = 4) -> Results:
     """Image files that are classified per second, against Keras's predict of one image after the other.
 
-    Both read the same JPEG files, of --side pixels, and run the same network, WRN-28-2 unless told otherwise. Keras
-    gets fewer files, as its rate does not depend on them.
+    Both read the same JPEG files of 64 pixels, and run the same network, WRN-28-2 unless told otherwise. Keras gets
+    fewer files, as its rate does not depend on them.
     """
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, repeat=repeat, augment="d.d.x")
-    names = [str(number) for number in range(CLASSES)]
-    model = experiment.build(config, DataFacts(names, (size, size, 3), (40, 1000), True))
-    classifier = Classifier.of_model(model, names, lambda: noise(size))
+    dataset = noise(size)
+    model = experiment.build(config, dataset)
+    classifier = Classifier.of_model(model, dataset.class_names, lambda: dataset)
 
     def one_by_one(files: list[Path]) -> np.ndarray:
         logits = []
@@ -265,7 +256,7 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
         rng, paths = np.random.default_rng(0), [Path(folder, f"{number:05d}.jpg") for number in range(files)]
         for path in paths:
             small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
-            small.resize((side, side), Image.Resampling.BICUBIC).save(path)
+            small.resize((64, 64), Image.Resampling.BICUBIC).save(path)
         few = paths[:keras_files]
         difference = np.abs(classifier.predict(paths).logits[:len(few)] - one_by_one(few)).max()
         best = take_turns(rounds, keras=timed(lambda: one_by_one(few), len(few)),
@@ -275,13 +266,12 @@ def predict(files: int = 512, keras_files: int = 32, side: int = 64, size: int =
 
 
 def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -> Results:
-    """Step time, images per second and peak memory over batch, width, replicas, workers, precision, XLA …
+    """Step time (median of --steps), images per second, labelled and unlabelled, and peak memory over many settings.
 
     Every configuration runs in processes of its own (replicas are logical CPU devices where there is no GPU) and
-    changes a single setting of the first; `size` has a batch of 4 throughout. Images count labelled and unlabelled.
-    Ten minutes or more on 2 cores, bfloat16 far longer where the CPU has no instructions for it. The median of --steps
-    counts; --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws
-    how time and memory grow.
+    changes a single setting of the first; `size` has a batch of 4 throughout. Ten minutes or more on 2 cores.
+    --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws how time
+    and memory grow.
     """
     names = only.split(",") if only else list(SWEEP)
     try:
@@ -293,15 +283,15 @@ def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -
     configs = [start] + [{**start, **({"batch": 4} if name == "size" else {}), name: value}
                          for name in names for value in SWEEP[name]]
     rows = []
-    for config in (config for number, config in enumerate(configs) if config not in configs[:number]):
-        rows.append(config | in_processes(_one_scale, config, steps, workers=config["workers"]))
-        yield rows[-1]
+    for number, config in enumerate(configs):
+        if config not in configs[:number]:
+            rows.append(config | in_processes(_one_scale, config, steps, workers=config["workers"]))
+            yield rows[-1]
     if figure:
         plots.save(growth(rows, [name for name in GROWTH if name in names]), figure, ("png",))
 
 
 def _one_scale(config: dict, steps: int) -> dict[str, float]:
-    """Measures one configuration in this process, one of `workers`; memory is that of one process."""
     run = RunConfig.of(CSSL, uratio=URATIO, scales=3, num_devices=config["replicas"],
                        mixed_precision=config["precision"],
                        **{name: config[name] for name in ("batch", "filters", "repeat", "jit", "recompute")})
@@ -319,7 +309,7 @@ def _one_scale(config: dict, steps: int) -> dict[str, float]:
 
 def growth(rows: list[dict], names: list[str]) -> Figure:
     """Draws seconds per update and peak memory over some settings; dotted: as much longer as the setting is larger."""
-    figure, axes = plots.panels(2, len(names), 2.6, 2.3)
+    figure, axes = plots.panels(2, len(names), 2.6, 2.3, grid="both")
     for (top, bottom), name in zip(axes.T, names, strict=True):
         others = {**rows[0], **({"batch": 4} if name == "size" else {})}
         same = sorted((row for row in rows if "step_s" in row and all(
@@ -331,7 +321,6 @@ def growth(rows: list[dict], names: list[str]) -> Figure:
         bottom.set_xlabel(name)
     for axis in axes.flat:
         axis.set(xscale="log", yscale="log")
-        axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("seconds per update")
     axes[1, 0].set_ylabel("peak memory (GB)")
     return figure
@@ -348,18 +337,17 @@ def start(against: str = "", rounds: int = 3) -> Results:
         if not Path(against, "cssl.py").exists():
             raise UserError(f"--against={against} has no cssl.py: name the root of a checkout.")
         roots["the other"] = Path(against).resolve()
-    best: dict[str, dict[str, float]] = {name: {} for name in roots}
+    found = defaultdict(list)
     for _ in range(rounds):
         for name, root in roots.items():
             with tempfile.TemporaryDirectory() as place:
-                seconds = {what: _seconds_to_report(root, f"{place}/{folder}", f"{place}/cache")
-                           for what, folder in (("first", "1"), ("second", "2"), ("continuation", "2"))}
-            best[name] = {what: min(value, best[name].get(what, math.inf)) for what, value in seconds.items()}
-    yield best
+                found[name].append([_seconds_to_report(root, f"{place}/{run}", f"{place}/cache") for run in (1, 2, 2)])
+    for name, seconds in found.items():
+        first, second, continuation = np.min(seconds, axis=0)
+        yield {"checkout": name, "first": first, "second": second, "continuation": continuation}
 
 
 def _seconds_to_report(root: Path, folder: str, cache: str) -> float:
-    """Starts the command of a checkout, stops it at its first report, and returns how long that took."""
     begun = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-u", "cssl.py", "--dataset=digits.1@40-1", f"--train_dir={folder}"],
                                cwd=root, env={**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": cache},
@@ -382,8 +370,7 @@ def methods(methods: str = ",".join(cssl.methods().values()), flags: str = "", r
         yield {"method": name} | in_processes(_one_method, name, shlex.split(flags), rounds)
 
 
-def _one_method(method: str, flags: list[str], rounds: int) -> dict[str, Any]:
-    """Times updates of a method and of FixMatch in this process."""
+def _one_method(method: str, flags: list[str], rounds: int) -> dict[str, float]:
     seconds, images = {}, {}
     for name in dict.fromkeys(("fixmatch", method)):
         config = cli.configuration(cssl.method(name), [name, "--dataset=cifar10.1@40-1", *flags])
@@ -404,41 +391,24 @@ def _passes(model, batch) -> float:
     return counted[1] + (counted[0] - counted[1]) / 3
 
 
-# The command line.
-
-def lines_of(result: dict[str, Any], name: str = "") -> Iterator[tuple[list[str], list[str]]]:
-    """Yields columns and cells of a result, and of the results within it."""
-    row = {key: value for key, value in result.items() if not isinstance(value, dict)}
-    if row:
-        row = {"": name} | row if name else row
-        yield list(row), [f"{value:.{1 if abs(value) >= 100 else 4}f}" if isinstance(value, float) else str(value)
-                          for value in row.values()]
-    for key, value in result.items():
-        if isinstance(value, dict):
-            yield from lines_of(value, key)
-
-
 def main() -> None:
     """Measures what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tools.parser(__doc__)
     commands = parser.add_subparsers(required=True, dest="benchmark", metavar="BENCHMARK")
     for function in (augment, data, peers, predict, scale, start, methods):
         command = commands.add_parser(function.__name__, description=inspect.getdoc(function),
-                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-        command.add_argument("--json", action="store_true", help="print JSON")
+                                      formatter_class=RawDescriptionHelpFormatter)
+        command.add_argument("--json", action="store_true")
         for name, argument in inspect.signature(function).parameters.items():
-            kind = {"type": type(argument.default), "help": f"default: {argument.default}"}
-            command.add_argument(f"--{name}", default=argument.default,
-                                 **({"action": "store_true"} if argument.default is False else kind))
+            command.add_argument(f"--{name}", default=argument.default, type=type(argument.default),
+                                 help=f"default: {argument.default}")
     given = vars(parser.parse_args())
     measure, as_json, columns = globals()[given.pop("benchmark")], given.pop("json"), None
-    for result in measure(**given):
-        if as_json:
-            print(json.dumps(result), flush=True)
-        for header, cells in lines_of(result) if not as_json else ():
-            lines = tables.markdown([header, cells]).splitlines()
-            print(*lines if header != columns else lines[2:], sep="\n", flush=True)
-            columns = header
+    for row in measure(**given):
+        header, *lines = tables.markdown([list(row), list(map(_cell, row.values()))]).splitlines()
+        shown = json.dumps(row) if as_json else "\n".join([header, *lines] if list(row) != columns else lines[1:])
+        print(shown, flush=True)
+        columns = list(row)
 
 
 if __name__ == "__main__":

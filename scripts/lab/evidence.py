@@ -3,15 +3,11 @@
     python scripts/lab/evidence.py [--parts=curves,digits,fashion_mnist,cifar10] [--train_dir=experiments] [--at_once=2]
                                [--filter=cssl.flexmatch] [--recorded] [--report] [--write] [-- FLAGS]
 
-docs/evidence.md has the protocol. Runs what is missing (a stopped run continues, a finished one is not repeated), then
-prints the tables as Markdown. With --write they take their place in BENCHMARKS.md, the figures in docs/evidence, and
-the numbers of each run, as soon as it is finished, in docs/evidence/runs.jsonl. Flags after `--` are added to each run.
-
-Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, and `methods`, all
-methods on the digits (minutes each), beside scikit-learn's LabelSpreading. CIFAR-10 and Fashion-MNIST must be prepared
+docs/evidence.md has the protocol. Runs what is missing, then prints the tables as Markdown. Flags after `--` are added
+to each run. Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, and
+`methods`, all methods on the digits, beside scikit-learn's LabelSpreading. CIFAR-10 and Fashion-MNIST must be prepared
 (`cssl-data cifar10 fashion_mnist`).
 """
-import argparse
 import dataclasses
 import itertools
 import math
@@ -25,7 +21,7 @@ import record
 from matplotlib.figure import Figure
 
 import cssl
-from cssl import cli
+from cssl import cli, tools
 from cssl.program import STOPPED, exit_on_user_error
 from cssl.tools.reproduce import AT_ONCE, Job, run_all, split_flags
 from libml.data.names import parse_name
@@ -44,8 +40,8 @@ REFERENCE = "CSSL"
 CLAIMED = (REFERENCE, "FixMatch", "FixMatchDA")  # the methods that the claims compare
 LABELS_ALONE = "Supervised"
 LATER = ("FlexMatch", "FreeMatch", "SoftMatch", "AdaMatch", "Dash", "SimMatch", "C2S2L")  # the pilot's candidates
-BEST_LATER: tuple[str, ...] = ("AdaMatch", "FreeMatch")  # the two of these that the pilot chose
-ROWS: tuple[tuple[str, dict], ...] = (
+BEST_LATER = ("AdaMatch", "FreeMatch")  # the two of these that the pilot chose
+ROWS = (
     ("CSSL", {}), ("FixMatch", {"confidence": 0.95}), ("FixMatch", {"confidence": 0.0}), ("FixMatchDA", {}),
     ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), (LABELS_ALONE, {}))
 SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
@@ -88,9 +84,8 @@ def _splits(name: str) -> tuple[str, ...]:
 
 
 PARTS = {
-    "curves": Part("curves", ("cifar10.3@250-1",), tuple((method, {"seed": seed})
-                                                         for seed in range(1, SEEDS + 1) for method in RECORDED),
-                   RECORDED_FLAGS),
+    "curves": Part("curves", ("cifar10.3@250-1",), tuple((method, {"seed": seed}) for seed in range(1, SEEDS + 1)
+                                                         for method in RECORDED), RECORDED_FLAGS),
     "digits": Part("methods", _splits("digits.@40-1"), ROWS, {}, last=20),
     "fashion_mnist": Part("evidence", _splits("fashion_mnist.@40-1"), ROWS, SMALL),
     "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
@@ -104,7 +99,6 @@ CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
 # The original's curves.
 
 def curves_table(runs: list[Run]) -> list[list[str]]:
-    """Puts the original's recorded numbers beside those of our runs: mean, smallest and largest over seeds."""
     lines = [["method", "kimg", "metric", "original (one run)", "ours, mean", "ours, smallest to largest", "seeds",
               "within"]]
     for method, points in RECORDED.items():
@@ -122,9 +116,8 @@ def curves_table(runs: list[Run]) -> list[list[str]]:
 
 
 def curves_figure(runs: list[Run]) -> Figure:
-    """Draws our runs' curves with the original's points."""
     figure = plots.curves(runs, ("accuracy", "ece"))
-    for axis, number in zip(figure.axes, (0, 1), strict=True):
+    for number, axis in enumerate(figure.axes):
         for colour, points in zip(plots.COLOURS, RECORDED.values(), strict=False):
             axis.plot(list(points), [values[number] for values in points.values()], "x", color=colour, markersize=9)
         axis.set_title("cifar10.3@250; crosses: the original program", fontsize="small")
@@ -204,7 +197,7 @@ def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
 # All methods.
 
 def label_spreading(datasets: tuple[str, ...]) -> list[dict[str, float]]:
-    """Returns the scores of scikit-learn's LabelSpreading (7 neighbours) on the pixels of digits, by split."""
+    """Scores of scikit-learn's LabelSpreading on the pixels of digits, by split."""
     cli.start_tensorflow()
     from sklearn.semi_supervised import LabelSpreading
 
@@ -244,7 +237,6 @@ def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[li
 
 
 def section(title: str, runs: list[Run], *lines: list[list[str]]) -> list[str]:
-    """Returns a heading, the commits, the machine and the hours of runs, and tables."""
     facts = [run.described("args/environment.json") for run in runs]
     commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
                          for key in ("commit", "machine"))
@@ -288,7 +280,6 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
 
 
 def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Path) -> None:
-    """Puts tables into BENCHMARKS.md, figures and runs into docs/evidence."""
     document = BENCHMARKS.read_text(encoding="utf-8")
     if BEGIN not in document or END not in document:
         raise UserError(f"{BENCHMARKS} has no place for the tables: expected lines {BEGIN} and {END}.")
@@ -296,12 +287,12 @@ def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Pat
     write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
     for name, figure in figures.items():
         plots.save(figure, FIGURES / name, ("png",))
-    record.save(runs, train_dir.absolute(), RECORD)
+    record.save(runs, train_dir, RECORD)
 
 
 def main() -> int:
     """The program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tools.parser(__doc__)
     parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in ("pilot", "methods")),
                         help=f"of {', '.join(PARTS)}; default: %(default)s")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
@@ -319,16 +310,13 @@ def main() -> int:
             for name in parts}
     if args.recorded:
         record.restore(RECORD, args.train_dir)
-
-    def keep(run: Run) -> None:
-        record.save([run], args.train_dir.absolute(), RECORD)
-
     code = 0
     if not args.report:
         todo = [job for name in parts for job in jobs[name] if not job.finished()]
         # A series that is stopped should leave answers, and what they are worth beside labels alone.
         todo.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
-        code = run_all(todo, args.at_once, keep=keep if args.write else None)
+        keep = (lambda run: record.save([run], args.train_dir, RECORD)) if args.write else None
+        code = run_all(todo, args.at_once, keep)
     if code not in STOPPED:
         done = {name: [run for job in jobs[name] if (run := job.finished())] for name in parts}
         text, figures = report(done)

@@ -1,17 +1,15 @@
 """Compiles the training step for GPUs that are not there, and says what it needs: memory, launches, time at best.
 
-    python scripts/lab/gpu_compile.py [--environment=.venv-gpu] [--only="WRN-28-2 float32"]
+    python scripts/lab/gpu_compile.py [--only="WRN-28-2 float32"]
 
-TensorFlow gives XLA the step of CSSL on CIFAR-10 as it would on a GPU, and XLA compiles it for A100 and H100 by what is
-known of them. That XLA, newer than TensorFlow's, comes with jax's wheels, in an environment that is made once (1.2 GB).
-cuDNN's algorithms are not chosen without a device: their workspaces do not count. The whole step is compiled, views
-included; training runs XLA's views and single kernels, or with --jit the gradients by XLA too.
+TensorFlow gives XLA the whole step of CSSL on CIFAR-10 as it would on a GPU, and XLA compiles it for A100 and H100 by
+what is known of them. That XLA, newer than TensorFlow's, comes with jax's wheels, in .venv-gpu, which is made once (1.2
+GB). cuDNN's algorithms are not chosen without a device: their workspaces do not count.
 
 Every kernel is taken to read each of its operands, and to write its results, once. The roofline is the sum over kernels
 of bytes over bandwidth, or of convolutions' operations over the peak of tensor cores if that is longer. Prints a table;
 exit code 1, and a line for each, if something is beyond its limit. Some ten minutes on two cores.
 """
-import argparse
 import itertools
 import json
 import math
@@ -24,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from cssl import CSSL, RunConfig, cli
+from cssl import CSSL, RunConfig, cli, tools
 from cssl.program import exit_on_user_error
 
 cli.start_tensorflow()  # quietly, before anything else does
@@ -36,7 +34,8 @@ from libml.data import DataFacts
 from libml.errors import UserError
 from libml.results import tables
 
-ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = Path(__file__).resolve().parents[2] / ".venv-gpu"
+PYTHON = ENVIRONMENT / "bin" / "python"
 PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2",
             "nvidia-cuda-nvcc-cu12==12.9.86")
 NETWORKS = {"WRN-28-2": 32, "WRN-28-8": 128}  # filters
@@ -48,38 +47,27 @@ COLUMNS = ["step (views included)", "GPU", "temporary memory, GB", "launches", "
            "GB moved", "roofline, ms"]
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What the data sheet and the CUDA guide say of a GPU."""
-
-    capability: int  # the minor number is 0
-    cores: int  # streaming multiprocessors
-    lanes: int  # of float32, in each of them
-    clock: float  # GHz
-    memory: int  # GiB
-    bandwidth: float  # bytes/s
-    cache: int  # MiB of the second level
-    shared: int  # KiB of each core, for its blocks together
-    peak: dict[str, float]  # operations/s of tensor cores without sparsity; TF32 for float32
-
-    def description(self) -> str:
-        """Returns it in the form in which XLA reads it."""
-        facts = {"core_count": self.cores, "fpus_per_core": self.lanes, "clock_rate_ghz": self.clock,
-                 "device_memory_size": self.memory << 30, "memory_bandwidth": int(self.bandwidth),
-                 "l2_cache_size": self.cache << 20, "shared_memory_per_core": self.shared << 10,
-                 "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": (self.shared - 1) << 10,
-                 "threads_per_warp": 32, "threads_per_block_limit": 1024, "threads_per_core_limit": 2048,
-                 "registers_per_core_limit": 1 << 16, "registers_per_block_limit": 1 << 16,
-                 "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
-                 "block_dim_limit_x": (1 << 31) - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535}
-        return "\n".join(["gpu_device_info {", *(f"  {name}: {value}" for name, value in facts.items()),
-                          f"  cuda_compute_capability {{ major: {self.capability} minor: 0 }}", "}",
-                          'platform_name: "CUDA"', "dnn_version_info { major: 9 minor: 10 }",
-                          "runtime_version { major: 12 minor: 8 }"])
+# What the data sheets and the CUDA guide say of GPUs, by XLA's names; clocks in GHz, sizes in bytes, per second.
+BOTH = {"device_memory_size": 80 << 30, "shared_memory_per_block": 48 << 10, "threads_per_warp": 32,
+        "threads_per_block_limit": 1024, "threads_per_core_limit": 2048, "registers_per_core_limit": 1 << 16,
+        "registers_per_block_limit": 1 << 16, "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024,
+        "thread_dim_limit_z": 64, "block_dim_limit_x": (1 << 31) - 1, "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535}
+GPUS = {"A100": {"core_count": 108, "fpus_per_core": 64, "clock_rate_ghz": 1.41, "memory_bandwidth": 2_039_000_000_000,
+                 "l2_cache_size": 40 << 20, "shared_memory_per_core": 164 << 10,
+                 "shared_memory_per_block_optin": 163 << 10, "cuda_compute_capability": "{ major: 8 minor: 0 }"},
+        "H100": {"core_count": 132, "fpus_per_core": 128, "clock_rate_ghz": 1.98, "memory_bandwidth": 3_352_000_000_000,
+                 "l2_cache_size": 50 << 20, "shared_memory_per_core": 228 << 10,
+                 "shared_memory_per_block_optin": 227 << 10, "cuda_compute_capability": "{ major: 9 minor: 0 }"}}
+PEAKS = {"A100": {"float32": 156e12, "float16": 312e12},  # operations/s of tensor cores without sparsity;
+         "H100": {"float32": 494.7e12, "float16": 989.4e12}}  # TF32 for float32
 
 
-GPUS = {"A100": Gpu(8, 108, 64, 1.41, 80, 2.039e12, 40, 164, {"float32": 156e12, "float16": 312e12}),
-        "H100": Gpu(9, 132, 128, 1.98, 80, 3.352e12, 50, 228, {"float32": 494.7e12, "float16": 989.4e12})}
+def description(gpu: str) -> str:
+    """Returns what is known of a GPU in the form in which XLA reads it."""
+    facts = (f"  {name}: {value}" for name, value in (BOTH | GPUS[gpu]).items())
+    return "\n".join(["gpu_device_info {", *facts, "}", 'platform_name: "CUDA"',
+                      "dnn_version_info { major: 9 minor: 10 }", "runtime_version { major: 12 minor: 8 }"])
 
 
 # What XLA made of a module, from its text.
@@ -114,7 +102,6 @@ def arrays(text: str) -> list[tuple[int, list[int]]]:
 
 
 def nbytes(text: str) -> int:
-    """Returns the bytes of typed arrays together."""
     return sum(size * math.prod(shape) for size, shape in arrays(text))
 
 
@@ -168,7 +155,6 @@ def cost(computations: dict[str, dict[str, Instruction]], bandwidth: float, peak
 
 
 def beyond(name: str, found: Cost, temporary: int) -> list[str]:
-    """Returns what of a module is beyond its limit, a line each."""
     lines = [f"{name}: {found.unknown} loops of unknown length; expected none"] if found.unknown else []
     if name in MAX_MEMORY and temporary > MAX_MEMORY[name]:
         lines.append(f"{name}: {temporary / 1e9:.2f} GB; expected at most {MAX_MEMORY[name] / 1e9:g}")
@@ -183,8 +169,7 @@ def export(whole: bool, filters: int, precision: str, recompute: bool, **options
     """Returns the views, or the whole step with them, as TensorFlow gives it to XLA for a GPU."""
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, recompute=recompute,
                           mixed_precision=PRECISIONS[precision], **options)
-    names = [str(number) for number in range(10)]
-    model = experiment.build(config, DataFacts(names, (32, 32, 3), (40, 50_000), True))
+    model = experiment.build(config, DataFacts(list("0123456789"), (32, 32, 3), (40, 50_000), True))
     model.augmenter.jit_compile = model.augmenter.on_gpu = True
     labeled, unlabeled = config.options.batch, config.options.batch * config.options.uratio
     batch = {"labeled": tf.zeros([labeled, 32, 32, 3], tf.uint8), "label": tf.zeros([labeled], tf.int32),
@@ -200,25 +185,24 @@ def export(whole: bool, filters: int, precision: str, recompute: bool, **options
     return step.experimental_get_compiler_ir(state, batch)(stage="hlo_serialized", platform_name="GPU")
 
 
-def made(environment: Path) -> Path:
-    """Returns the Python of the environment with XLA for GPUs, which is made if it is not there."""
-    python, complete = environment / "bin" / "python", environment / "complete"
+def make_environment() -> None:
+    """Makes the environment with XLA for GPUs if it is not there."""
+    complete = ENVIRONMENT / "complete"
     if not complete.exists():
-        for command in ([sys.executable, "-m", "venv", environment],
-                        [python, "-m", "pip", "install", "--disable-pip-version-check", *PACKAGES]):
+        for command in ([sys.executable, "-m", "venv", ENVIRONMENT],
+                        [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *PACKAGES]):
             if subprocess.run(command, stdout=sys.stderr).returncode:
-                raise UserError(f"{environment} could not be made, see above: that needs Python 3.11, a package index "
-                                "and 1.2 GB. Name another place with --environment.")
+                raise UserError(f"{ENVIRONMENT} could not be made, see above: that needs Python 3.11, a package index "
+                                "and 1.2 GB.")
         complete.touch()
-    return python
 
 
-def compiled(python: Path, gpu: str, hlo: bytes, folder: Path) -> tuple[str, int]:
+def compiled(gpu: str, hlo: bytes, folder: Path) -> tuple[str, int]:
     """Returns what XLA makes of a module for a GPU, as text, and the bytes of its temporary memory."""
-    source, description, result = folder / "module", folder / "gpu", folder / "compiled"
+    source, facts, result = folder / "module", folder / "gpu", folder / "compiled"
     source.write_bytes(hlo)
-    description.write_text(GPUS[gpu].description())
-    done = subprocess.run([python, Path(__file__).with_name("gpu_compile_xla.py"), description, source, result],
+    facts.write_text(description(gpu))
+    done = subprocess.run([PYTHON, Path(__file__).with_name("gpu_compile_xla.py"), facts, source, result],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise UserError(f"XLA does not compile this for {gpu}: {done.stdout.strip()[-500:]}")
@@ -228,11 +212,11 @@ def compiled(python: Path, gpu: str, hlo: bytes, folder: Path) -> tuple[str, int
 
 def main() -> int:
     """Does what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-gpu", help="default: .venv-gpu")
+    parser = tools.parser(__doc__)
     parser.add_argument("--only", default="", help="steps that have this in their name")
     args = parser.parse_args()
-    python, lines, problems = made(args.environment), [COLUMNS], []
+    make_environment()
+    lines, problems = [COLUMNS], []
     modules = [("views alone", False, "WRN-28-2", "float32", False)]  # the same for all
     modules += [(f"{network} {precision}{' --recompute' * recompute}", True, network, precision, recompute)
                 for network, precision, recompute in itertools.product(NETWORKS, PRECISIONS, (False, True))]
@@ -241,9 +225,9 @@ def main() -> int:
             if args.only not in name:
                 continue
             hlo = export(whole, NETWORKS[network], precision, recompute)
-            for gpu, facts in GPUS.items():
-                text, temporary = compiled(python, gpu, hlo, Path(folder))
-                found = cost(parse(text), facts.bandwidth, facts.peak[precision])
+            for gpu, peaks in PEAKS.items():
+                text, temporary = compiled(gpu, hlo, Path(folder))
+                found = cost(parse(text), GPUS[gpu]["memory_bandwidth"], peaks[precision])
                 lines.append([name, gpu, f"{temporary / 1e9:.2f}", str(found.launches), str(found.unknown),
                               f"{found.operations / 1e12:.3f}", f"{found.moved / 1e9:.1f}",
                               f"{1e3 * found.seconds:.1f}"])

@@ -26,13 +26,12 @@ def _short(value: float | None, digits: int = 5) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-def _entry(run: Run, root: Path) -> dict:
-    """Returns what is kept of a run, reports by tag; its place is relative to `root`."""
+def _entry(run: Run) -> dict:
+    """Returns what is kept of a run, reports by tag."""
     facts = run.described("args/environment.json")
     columns = {tag: [report.get(tag) for report in run.reports] for tag in TAGS}
     columns |= {f"credal/{name}": [report.get("credal", {}).get(name) for report in run.reports] for name in CREDAL}
-    entry = {"path": run.path.relative_to(root).as_posix(),
-             "config": {name: value for name, value in run.settings.items() if name not in PLACES},
+    entry = {"config": {name: value for name, value in run.settings.items() if name not in PLACES},
              "environment": {name: facts[name] for name in ENVIRONMENT if name in facts},
              "seconds": round(seconds(run), 1), "step": [report["step"] for report in run.reports],
              "reports": {tag: [_short(value, DIGITS.get(tag, 5)) for value in values]
@@ -58,7 +57,6 @@ def seconds(run: Run) -> float:
 
 
 def _read(file: Path) -> dict[str, dict]:
-    """Returns the entries of a record by path."""
     if not file.exists():
         return {}
     try:
@@ -71,15 +69,14 @@ def save(runs: Iterable[Run], root: Path, file: Path) -> None:
     """Adds runs below `root` to a record; those that it has already stay as they are."""
     entries = _read(file)
     for run in runs:
-        if run.path.relative_to(root).as_posix() not in entries:
-            entry = _entry(run, root)
-            entries[entry["path"]] = entry
+        path = run.path.relative_to(root.absolute()).as_posix()
+        if path not in entries:
+            entries[path] = {"path": path, **_entry(run)}
     write_text(file, "".join(json.dumps(entries[path], separators=(",", ":")) + "\n" for path in sorted(entries)))
 
 
-def restore(file: Path, root: Path) -> int:
-    """Writes run folders below `root` for the entries of a record that have none there; returns how many."""
-    count = 0
+def restore(file: Path, root: Path) -> None:
+    """Writes run folders below `root` for the entries of a record that have none there."""
     for path, entry in _read(file).items():
         folder = Run(root / path)
         if folder.args.exists():
@@ -97,5 +94,3 @@ def restore(file: Path, root: Path) -> int:
         begun = _begun(entry["environment"])
         if begun is not None:
             os.utime(folder.report_file, (begun + entry["seconds"],) * 2)  # so that `seconds` says the same
-        count += 1
-    return count

@@ -1,6 +1,6 @@
 """The paper's synthetic example: self-training with hard, soft and credal labels on the unit interval.
 
-    python scripts/lab/synthetic.py [--reading=pooled|full|terms] [--repetitions=40] [-o figures/synthetic]
+    python scripts/lab/synthetic.py [--reading=pooled|full|terms] [--repetitions=40]
 
 25 labelled and 500 unlabelled points, uniform on [0, 1]; the positive class has probability sigmoid(10 (x - 1/2)). A
 network of one hidden layer of 100 sigmoid units trains by SGD (rate 0.5) for 100 iterations; an iteration labels the
@@ -11,18 +11,15 @@ The paper does not say what an iteration is; three readings:
   pooled  an epoch of minibatches of 25 from labelled and pseudo-labelled points together, all points weighted alike
   full    10 gradient steps on all 525 points, weighted alike
   terms   20 steps on mean labelled loss + mean loss of 25 unlabelled points, the objective of the paper's Sec. 3.4
-`pooled` is what the appendix says with the fewest additions, and the default whatever it shows; BENCHMARKS.md has what
-each shows. If the labels were renewed before every step, soft and credal labels would have no effect at all: a
-prediction has zero gradient against itself, and lies in the credal set that it spans. The dynamics amplify rounding (a
-rate of 0.5 is beyond the stable one for 100 units), so that means move by 0.01 between builds of TensorFlow.
+BENCHMARKS.md has what each shows. Labels renewed before every step would have no effect if soft or credal: a prediction
+has zero gradient against itself, and lies in the credal set that it spans. The dynamics amplify rounding (a rate of 0.5
+is beyond the stable one for 100 units), so that means move by 0.01 between builds of TensorFlow.
 """
-import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 
-from cssl import cli
+from cssl import cli, tools
 from cssl.program import exit_on_user_error
 
 cli.start_tensorflow()  # quietly, before anything else does
@@ -31,21 +28,20 @@ import tensorflow as tf
 
 from libml.errors import UserError
 from libml.learn import losses
-from libml.results import plots, tables
+from libml.results import tables
 
-LABELED, UNLABELED, HIDDEN, ITERATIONS, RATE, SLOPE = 25, 500, 100, 100, 0.5, 10.0
+LABELED, UNLABELED, HIDDEN, ITERATIONS, RATE, SLOPE, SEEDS = 25, 500, 100, 100, 0.5, 10.0, 5
 METHODS = ("labels alone", "hard", "soft", "credal")
 READINGS = {"pooled": (25, 21), "full": (525, 10), "terms": (25, 20)}  # unlabelled or pooled points per step, steps
 GRID = np.linspace(0, 1, 201, dtype=np.float32)
 
 
 def truth(x: np.ndarray) -> np.ndarray:
-    """Returns the probability of the positive class."""
     return 1 / (1 + np.exp(-SLOPE * (x - 0.5)))
 
 
 def draw(repetitions: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws data sets: labelled points [R, 25], their classes [R, 25] and unlabelled points [R, 500]."""
+    """Data sets: labelled points [R, 25], their classes [R, 25] and unlabelled points [R, 500]."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(size=(repetitions, LABELED))
     y = rng.uniform(size=x.shape) < truth(x)
@@ -62,7 +58,7 @@ def initial_weights(models: int) -> list[tf.Variable]:
 
 
 def logits(weights: list[tf.Variable], x: tf.Tensor) -> tf.Tensor:
-    """Returns the outputs [B, N, 2] of B networks, each at its own points x [B, N]."""
+    """Outputs [B, N, 2] of B networks, each at its own points x [B, N]."""
     w, b, v, c = weights
     return tf.matmul(tf.sigmoid(x[..., tf.newaxis] * w + b), v) + c
 
@@ -120,50 +116,25 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
     return tf.nn.softmax(logits(weights, tf.tile(GRID[np.newaxis], [len(labeled), 1]))).numpy()[..., 1]
 
 
-def figure_of(target: np.ndarray, functions: dict[str, np.ndarray], data: list[np.ndarray]):
-    """Plots learned functions [seeds, grid] by method, the truth and the data."""
-    labeled, classes, unlabeled = data
-    figure, ((axis,),) = plots.panels(1, 1, 6.5, 4.2)
-    axis.scatter(unlabeled, np.full(len(unlabeled), 0.5), s=6, color=plots.COLOURS[5], label="unlabelled")
-    axis.scatter(labeled, classes, marker="x", color=plots.COLOURS[6], label="labelled")
-    axis.plot(GRID, target, color=plots.COLOURS[6], linestyle="--", label="truth")
-    for number, (name, lines) in zip((3, 2, 4, 0), functions.items(), strict=True):
-        colour = plots.COLOURS[number]
-        axis.plot(GRID, lines.T, color=colour, alpha=0.35, linewidth=0.7)
-        axis.plot(GRID, lines.mean(axis=0), color=colour, linewidth=2.5, label=name)
-    axis.set(xlabel="x", ylabel="probability of the positive class", ylim=(-0.05, 1.05))
-    axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
-
-
 def main() -> None:
     """Runs the example and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tools.parser(__doc__)
     parser.add_argument("--reading", choices=tuple(READINGS), default="pooled")
     parser.add_argument("--repetitions", type=int, help="data sets to draw (default: 24; for `full`, 8)")
-    parser.add_argument("--seeds", type=int, default=5, help="initialisations per data set")
-    parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    parser.add_argument("-o", "--output", type=Path, help="figure of the first data set, without extension: PNG, SVG")
     args = parser.parse_args()
     repetitions = args.repetitions or (8 if args.reading == "full" else 24)
-    if min(repetitions, args.seeds, args.iterations) < 1:
-        raise UserError("--repetitions, --seeds and --iterations must be at least 1.")
+    if repetitions < 1:
+        raise UserError(f"--repetitions={repetitions} must be at least 1.")
     start = time.time()
-    data = draw(repetitions, seed=0)
-    repeated = [np.repeat(array, args.seeds, axis=0) for array in data]
-    target = truth(GRID)
-    curves, distance = {}, {}
-    for method in METHODS:
-        p = fit(method, args.reading, *repeated, iterations=args.iterations)
-        curves[method] = p.reshape(repetitions, args.seeds, -1)
-        distance[method] = np.abs(curves[method].mean(axis=1) - target).mean(axis=-1)  # [R]
+    repeated = [np.repeat(array, SEEDS, axis=0) for array in draw(repetitions, seed=0)]
+    curves = {method: fit(method, args.reading, *repeated).reshape(repetitions, SEEDS, -1) for method in METHODS}
+    distance = {method: np.abs(curve.mean(axis=1) - truth(GRID)).mean(axis=-1) for method, curve in curves.items()}
 
     def shown(values: np.ndarray, plus: str = "") -> str:
         mean, std = tables.mean_and_std(values)
         return f"{mean:{plus}.4f} ± {std / np.sqrt(len(values)):.4f}"
 
-    print(f"{repetitions} data sets, {args.seeds} initialisations each, {args.iterations} iterations, "
-          f"reading `{args.reading}`\n")
+    print(f"{repetitions} data sets, reading `{args.reading}`\n")
     lines = [["labels", "distance to the truth ± standard error", "rise from 0 to 1", "credal minus this (paired)",
               "credal nearer"]]
     for method in METHODS:
@@ -172,9 +143,6 @@ def main() -> None:
         versus = ("–", "–") if method == "credal" else (shown(paired, "+"), f"{np.mean(paired < 0):.0%}")
         lines.append([method, shown(distance[method]), f"{rise:.2f}", *versus])
     print(f"{tables.markdown(lines)}\n\n{time.time() - start:.0f} s")
-    if args.output:
-        figure = figure_of(target, {name: curve[0] for name, curve in curves.items()}, [array[0] for array in data])
-        print("\n".join(map(str, plots.save(figure, args.output))))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ CLASSES = 10
 
 
 def conv(channels: int, filters: int, size: int, stride: int = 1) -> nn.Module:
-    """Returns a convolution with padding."""
     return nn.Conv2d(channels, filters, size, stride, padding=size // 2)
 
 

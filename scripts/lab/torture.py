@@ -1,13 +1,11 @@
 """Kills one run again and again, lets it finish, and counts the bits in which it differs from a run left alone.
 
-    python scripts/lab/torture.py --kills=100 [--folder=torture] [--updates=8000]
+    python scripts/lab/torture.py --kills=100 [--folder=torture]
 
 A tiny run on the digits is trained once in peace, then once under SIGKILL: a third of the kills come while a checkpoint
-is written, a third when a report is, the others at any moment. Both runs, and the number of kills so far, are kept in
-the folder: the same command continues. About 12 s a kill on two cores. Exit code 1 if a bit of weights, averages, rates
-or reports differs.
+is written, a third when a report is, the others at any moment. The same command continues what is in the folder. About
+12 s a kill on two cores. Exit code 1 if a bit of weights, averages, rates or reports differs.
 """
-import argparse
 import json
 import random
 import subprocess
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cssl import cli
+from cssl import cli, tools
 from cssl.program import exit_on_user_error
 from libml.errors import UserError
 from libml.lazy import tf
@@ -28,13 +26,13 @@ from libml.writing import write_text
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("any moment", "checkpoint", "report")
+UPDATES = 8000
 
 
-def start(train_dir: Path, updates: int) -> subprocess.Popen:
-    """Starts, or continues, the run."""
+def start(train_dir: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, str(ROOT / "cssl.py"), "--dataset=digits.1@40-1", "--batch=8",
                              "--uratio=2", "--filters=16", "--scales=1", "--report_kimg=0.125", "--save_kimg=0.125",
-                             f"--train_steps={updates}", f"--train_dir={train_dir}"],
+                             f"--train_steps={UPDATES}", f"--train_dir={train_dir}"],
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -63,9 +61,8 @@ def kill_at(process: subprocess.Popen, train_dir: Path, kind: str, rng: random.R
     return process.returncode == -9
 
 
-def finish(train_dir: Path, updates: int) -> Run:
-    """Lets the run come to its end."""
-    process = start(train_dir, updates)
+def finish(train_dir: Path) -> Run:
+    process = start(train_dir)
     _, errors = process.communicate()
     if process.returncode:
         raise UserError(f"The run in {train_dir} ended with exit code {process.returncode}: {errors.strip()[-500:]}")
@@ -92,26 +89,25 @@ def differing_bits(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> t
 
 def main() -> int:
     """Does what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tools.parser(__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=Path("torture"))
-    parser.add_argument("--updates", type=int, default=8000, help="length of the run")
     args = parser.parse_args()
     cli.start_tensorflow()
     state, killed = args.folder / "kills.json", args.folder / "killed"
     kills = json.loads(state.read_text()) if state.exists() else dict.fromkeys(KINDS, 0)
-    whole = finish(args.folder / "whole", args.updates)
+    whole = finish(args.folder / "whole")
     while sum(kills.values()) < args.kills:
         number = sum(kills.values())
         kind = KINDS[number % len(KINDS)]
-        if not kill_at(start(killed, args.updates), killed, kind, random.Random(number)):
-            print(f"The run ended by itself after {number} kills; a longer one (--updates) can be killed more often.")
+        if not kill_at(start(killed), killed, kind, random.Random(number)):
+            print(f"The run ended by itself after {number} kills.")
             break
         kills[kind] += 1
         write_text(state, json.dumps(kills))
         reports = len(find_runs([killed])[0].reports) if list(killed.rglob("args.json")) else 0
-        print(f"kill {number + 1} of {args.kills} ({kind}): {reports} of {args.updates // 16} reports", flush=True)
-    different, size = differing_bits(checkpoint_contents(finish(killed, args.updates)), checkpoint_contents(whole))
+        print(f"kill {number + 1} of {args.kills} ({kind}): {reports} of {UPDATES // 16} reports", flush=True)
+    different, size = differing_bits(checkpoint_contents(finish(killed)), checkpoint_contents(whole))
     print(f"{sum(kills.values())} kills ({', '.join(f'{count} at {kind}' for kind, count in kills.items())}): "
           f"{different} of {size} bits differ")
     return int(different > 0)

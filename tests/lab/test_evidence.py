@@ -214,8 +214,10 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
     record.save(runs, compared, file)
     assert len(file.read_text().splitlines()) == 7 and set(first.splitlines()) <= set(file.read_text().splitlines())
     assert str(tmp_path) not in file.read_text()
-    assert record.restore(file, elsewhere) == 7 and record.restore(file, elsewhere) == 0
+    record.restore(file, elsewhere)
+    record.restore(file, elsewhere)
     again = find_runs([elsewhere])
+    assert len(again) == 7
     for ours, theirs in zip(runs, again, strict=True):
         assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(compared) and not theirs.problems
         assert theirs.settings == ours.settings and theirs.finished

@@ -85,9 +85,9 @@ def test_limits():
 
 
 def test_a_description_has_bytes_and_hertz():
-    text = gpu_compile.GPUS["A100"].description()
+    text = gpu_compile.description("A100")
     for line in ("device_memory_size: 85899345920", "memory_bandwidth: 2039000000000", "l2_cache_size: 41943040",
-                 "shared_memory_per_core: 167936", "clock_rate_ghz: 1.41", "{ major: 8 minor: 0 }"):
+                 "shared_memory_per_core: 167936", "clock_rate_ghz: 1.41", "capability: { major: 8 minor: 0 }"):
         assert line in text
 
 

@@ -41,16 +41,13 @@ def test_networks_train_independently(reading):
 
 
 @pytest.mark.slow
-def test_table_and_figure(command, tmp_path):
-    done = command("scripts/lab/synthetic.py", "--reading=terms", "--repetitions=3", "--seeds=2", "--iterations=60",
-                   "-o", tmp_path / "figure")
+def test_table(command):
+    done = command("scripts/lab/synthetic.py", "--reading=terms", "--repetitions=3")
     rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in done.stdout.splitlines()
             if line.startswith("| ") and not line.startswith("| -")}
     assert list(rows) == ["labels", *synthetic.METHODS]
-    # 60 iterations of 20 steps find the sigmoid; a constant 1/2 is 0.365 away from it.
+    # 100 iterations of 20 steps find the sigmoid; a constant 1/2 is 0.365 away from it.
     assert float(rows["labels alone"][0].split("±")[0]) < 0.25
-    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
-    assert "<svg" in (tmp_path / "figure.svg").read_text()
     assert "oneDNN" not in done.stderr  # TensorFlow's start-up messages
 
 
