@@ -42,6 +42,7 @@ setup(
         "typing_extensions>=4.6",  # tells type checkers that options are dataclasses
     ],
     extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.20"],  # CUDA's libraries, NCCL, ptxas and libdevice for NVIDIA's cards
         # the suite, its property tests, its lint check, its type check, and several cores for it
         "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pytest-xdist>=3.5"],
     },

@@ -3,9 +3,9 @@
     cssl-doctor [--fast] [--json] [--train_dir=experiments] [--data_dir=DIR]
 
 Checks: four updates against those of the original program; one step again and again while all cores are busy;
-augmentation against Pillow, with and without XLA. Each is a process of its own: one that crashes is a line, and the
-others go on. A line is ok or FAIL, what was checked, what was measured, and how long that took. Exit code 1 if a check
-fails. The output belongs into every issue.
+augmentation against Pillow, with and without XLA; on all GPUs, or two CPUs: sums of known numbers, and a step against
+that of one device; GPUs that TensorFlow cannot use; images per second. Each is a process of its own: one that crashes
+is a line, and the others go on. Exit code 1 if one fails. The output belongs into every issue.
 """
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import cssl
 from cssl import CSSL, cli, tools
-from libml.config import RunConfig
+from libml.config import RunConfig, ScaleOptions
 from libml.data.names import DATASETS
 from libml.devices.machine import cpu_facts, nvidia_smi, usable_cores, usable_memory
 from libml.lazy import tf
@@ -44,6 +44,9 @@ TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
 GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
 REPEATS = 30
 PACKAGES = ("tensorflow", "keras", "numpy", "pillow")
+INSTALL = "pip install 'cssl[gpu]' brings CUDA's libraries"
+CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow) has newer ones"
+CURES = {"ptxas|libdevice": INSTALL, "CUDA_ERROR_INVALID_HANDLE|no kernel image|sm_120": CONTAINER}  # by what is said
 CHILD_SECONDS = 300  # no check takes a tenth of it
 
 
@@ -154,11 +157,11 @@ def on(device: str, function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tens
     return run
 
 
-def small_step(device: str) -> tuple[SSLModel, Callable[[], tf.Tensor]]:
+def small_step(device: str, **settings: int) -> tuple[SSLModel, Callable[[], tf.Tensor]]:
     """Returns a small CSSL model on a device and its step on one fixed batch of digits, as a tf.function."""
     from libml import experiment
 
-    config = RunConfig.of(CSSL, dataset="digits.1@40-1", batch=16, uratio=3)
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", **{"batch": 16, "uratio": 3, **settings})  # type: ignore[arg-type]
     dataset = experiment.load(config)
     with tf.device(device):
         model = experiment.build(config, dataset)
@@ -225,19 +228,103 @@ def pillow(device: str, jit: bool = False) -> str:
     return f"{len(OPS)} and {len(AUTO_OPS)} operations: no pixel of {2 * number} images differs"
 
 
+def cards(device: str) -> str:
+    """TensorFlow sees the cards that the driver does, and has kernels for them."""
+    listed, seen = nvidia_smi("name,compute_cap"), len(tf.config.list_physical_devices("GPU"))
+    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if len(listed) > seen and (hidden is None or not seen and hidden not in ("", "-1")):
+        raise Failed(f"nvidia-smi lists {'; '.join(listed)}, TensorFlow uses {seen}: {INSTALL}")
+    for card in listed:
+        own = re.search(r", (\d+)\.(\d)$", card)
+        if own and not any(fits(int(own[1]), int(own[2]), kind) for kind in built):
+            raise Failed(f"{card}: this TensorFlow has kernels for {', '.join(built)}: {CONTAINER}")
+    return f"{len(listed)} listed, {seen} used" + (f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
+
+
+def fits(major: int, minor: int, kind: str) -> bool:
+    """Whether a card runs kernels of a kind: sm_80 those of 8.0 to 8.9, compute_90 what is compiled when it starts."""
+    built = re.search(r"_(\d+)(\d)", kind)
+    return built is not None and int(built[1]) == major and int(built[2]) <= minor
+
+
+def strategy_of(devices: str) -> tf.distribute.Strategy:
+    """Returns the strategy that a run would have on all GPUs, or on two CPUs."""
+    from libml.devices.distribute import create_strategy
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    return create_strategy(ScaleOptions(num_devices=gpus if devices == "GPUs" else 2), None)
+
+
+def all_reduce(devices: str) -> str:
+    """Sums over devices of whole numbers, of which floats are exact, are right bit by bit."""
+    strategy = strategy_of(devices)
+    replicas, sizes = strategy.num_replicas_in_sync, [2 ** 12, 2 ** 20, 2 ** 24, *[2 ** 28] * (devices == "GPUs")]
+    add = tf.function(lambda x: tf.distribute.get_replica_context().all_reduce("sum", x), autograph=False)
+    for size in sizes:  # bytes
+        own = np.arange(size // 4) * np.arange(7, 7 + replicas)[:, None] % 1021
+        given = strategy.experimental_distribute_values_from_function(
+            lambda context, own=own: tf.constant(own[context.replica_id_in_sync_group], tf.float32))
+        for found in strategy.experimental_local_results(strategy.run(add, args=(given,))):
+            if (wrong := found.numpy() != own.sum(0)).any():
+                raise Failed(f"{wrong.mean():.1%} of {size} bytes are wrong on {found.device}")
+    return f"{', '.join(f'{size >> 10} KB' for size in sizes)} over {replicas} devices: every bit is right"
+
+
+def several_devices(devices: str) -> str:
+    """A step over several devices, each with its share of the images, changes weights as one device does."""
+    from cssl import FixMatch
+    from libml import networks
+
+    strategy = strategy_of(devices)
+    rng, replicas, changes = np.random.default_rng(0), strategy.num_replicas_in_sync, []
+    views = {name: rng.normal(size=(4 * replicas, 16, 16, 3)) for name in ("labeled", "weak", "strong")}
+    for scope, parts in ((tf.distribute.get_strategy(), 1), (strategy, replicas)):
+        with scope.scope():
+            network = networks.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=16, repeat=1, scales=2,
+                                     sync_bn=True, seed=1)
+            model = FixMatch(network, 10, batch=4 * replicas, uratio=1, confidence=0.0, total_images=1024)
+        before = np.concatenate([variable.numpy().ravel() for variable in network.trainable_variables])
+        given = scope.experimental_distribute_values_from_function(lambda context, parts=parts: {
+            "label": tf.range(context.replica_id_in_sync_group, 4 * replicas, parts) % 10,
+            **{name: tf.constant(array[context.replica_id_in_sync_group::parts], tf.float32)
+               for name, array in views.items()}})
+        scope.run(tf.function(model.train_on_views, autograph=False), args=(given,))
+        changes.append(np.concatenate([variable.numpy().ravel() for variable in network.trainable_variables]) - before)
+    largest = _relative(*changes)
+    text = f"changes of weights by {replicas} devices and by one differ by at most {largest:.1e} of the largest"
+    if not largest <= GPU_TOLERANCE:
+        raise Failed(text)
+    return text
+
+
+def speed(device: str) -> str:
+    """How long a step takes, and for how much of it the host is held up before it can prepare the next."""
+    gpu = device.startswith("GPU")
+    model, step = small_step(device, **(dict(filters=32, repeat=4, batch=64, uratio=7) if gpu else {}))
+    step().numpy()
+    held = busy = 0.0
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        loss = step()
+        held += time.perf_counter() - begun
+        loss.numpy()
+        busy += time.perf_counter() - begun
+    rate = REPEATS * model.options.batch / busy
+    return f"{rate:.0f} labelled images/s, {busy / REPEATS:.3f} s a step, of which the host is held {held / busy:.0%}"
+
+
 CHECKS: dict[str, Callable[[str], str]] = {
-    "trajectory of the original program": trajectory, "repeated steps": repeated_steps, "Pillow": pillow,
-    "Pillow with XLA": functools.partial(pillow, jit=True)}
+    "trajectory of the original program": trajectory, "cards": cards, "repeated steps": repeated_steps,
+    "Pillow": pillow, "Pillow with XLA": functools.partial(pillow, jit=True), "all-reduce": all_reduce,
+    "several devices": several_devices, "speed": speed}
 
 
 # Each check is a process of its own.
 
 def child(task: str, *arguments: str) -> None:
-    """Runs a check, or gathers the facts, and prints what came of it as JSON: whether it went well, and what it says.
-
-    TensorFlow settles when it is imported whether it uses oneDNN: most checks have it, the trajectory must not.
-    """
-    cli.start_tensorflow(onednn=not task.startswith("trajectory"))
+    """Runs a check, or gathers the facts, and prints as JSON whether it went well, and what it says."""
+    cli.start_tensorflow(onednn=not task.startswith("trajectory"))  # settled when TensorFlow is imported
     for gpu in tf.config.list_physical_devices("GPU"):  # leaves memory to others
         tf.config.experimental.set_memory_growth(gpu, True)
     try:
@@ -255,35 +342,31 @@ def program_of(task: str, *arguments: str) -> list[str]:
 def in_child(task: str, *arguments: str) -> tuple[bool, str]:
     """Returns what a process that calls `child` printed; one that was ended, or does not end, failed."""
     try:
+        hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if "CPUs" in arguments else {}
         done = subprocess.run(program_of(task, *arguments), cwd=ROOT, capture_output=True, text=True,
-                              errors="replace", timeout=CHILD_SECONDS)
+                              errors="replace", timeout=CHILD_SECONDS, env={**os.environ, **hidden})
     except subprocess.TimeoutExpired:
         return False, f"no answer within {CHILD_SECONDS} s"
     if done.returncode == 0:
         well, said = json.loads(done.stdout.splitlines()[-1])
-        return well, said
-    ended = f"exit code {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
-    return False, f"{ended}: {(done.stderr.strip().splitlines() or ['nothing was said'])[-1][:200]}"
+    else:
+        well, said = False, (done.stderr.strip().splitlines() or ["nothing was said"])[-1][:200]
+        ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+        said = f"{ended}: {said}"
+    cures = [cure for pattern, cure in CURES.items() if re.search(pattern, said + done.stderr) and cure not in said]
+    return well, said if well else ": ".join([said, *cures])
 
 
-class Outcome(NamedTuple):
-    """What came of a check."""
-
-    result: str
-    name: str
-    measured: str
-    seconds: float
-
-
-def run_checks(devices: list[str], fast: bool) -> Iterator[Outcome]:
-    """Runs the checks of this machine, one after the other."""
-    for name in CHECKS:
-        for device in devices[:1] if name.startswith("trajectory") else devices:
+def run_checks(gpus: list[str], fast: bool) -> Iterator[tuple[str, str, str, float]]:
+    """Runs the checks of this machine one by one; yields ok or FAIL, its name, what was measured, and the seconds."""
+    together = "GPUs" if len(gpus) > 1 else "CPUs"
+    where = {trajectory: ["CPU:0"], cards: ["GPUs"], all_reduce: [together], several_devices: [together]}
+    for name, check in CHECKS.items():
+        for device in where.get(check, ["CPU:0", *gpus]):
             if not (fast and name.endswith("XLA")):
                 begun = time.perf_counter()
                 well, measured = in_child(name, device)
-                yield Outcome("ok" if well else "FAIL", f"{name}, {device}", measured,
-                              round(time.perf_counter() - begun, 1))
+                yield ("ok" if well else "FAIL", f"{name}, {device}", measured, round(time.perf_counter() - begun, 1))
 
 
 def main() -> int:
@@ -300,12 +383,12 @@ def main() -> int:
     known = json.loads(found) if well else {"facts": f"unknown ({found})"}
     lines("".join(f"{name:<12}{fact}\n" for name, fact in known.items()))
     done = []
-    for outcome in run_checks(["CPU:0", *re.findall(r"\bGPU:\d+", known.get("GPUs", ""))], args.fast):
+    for outcome in run_checks(re.findall(r"\bGPU:\d+", known.get("GPUs", "")), args.fast):
         done.append(outcome)
         lines("{:<6}{:<44}{}  [{:.1f} s]".format(*outcome))
-    failed = [outcome.name for outcome in done if outcome.result == "FAIL"] + ["facts"] * (not well)
+    failed = [name for result, name, *_ in done if result == "FAIL"] + ["facts"] * (not well)
     if args.json:
-        checks = [outcome._asdict() for outcome in done]
+        checks = [dict(zip(("result", "name", "measured", "seconds"), outcome, strict=True)) for outcome in done]
         print(json.dumps({"ok": not failed, "facts": known, "checks": checks}, indent=1))
     else:
         lines(f"\nFailed: {'; '.join(failed)}." if failed else "\nThis machine computes what it should.")

@@ -1,5 +1,7 @@
 """The doctor: what it says of a machine, that its checks can fail, and that failures end in lines and exit codes."""
 import json
+import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -32,9 +34,10 @@ def test_command_line(command, tmp_path):
     found = json.loads(done.stdout)
     assert found["ok"] and found["facts"]["datasets"] == f"digits in {tmp_path}"
     assert {check["name"]: check["result"] for check in found["checks"]} == {
-        "trajectory of the original program, CPU:0": "ok", "repeated steps, CPU:0": "ok", "Pillow, CPU:0": "ok"}
+        "trajectory of the original program, CPU:0": "ok", "cards, GPUs": "ok", "repeated steps, CPU:0": "ok",
+        "Pillow, CPU:0": "ok", "all-reduce, CPUs": "ok", "several devices, CPUs": "ok", "speed, CPU:0": "ok"}
     lines = done.stderr.splitlines()  # as they are printed without --json
-    assert [line.split()[0] for line in lines if line.endswith(" s]")] == ["ok"] * 3
+    assert [line.split()[0] for line in lines if line.endswith(" s]")] == ["ok"] * 7
     start = f"{'ok':<6}{'repeated steps, CPU:0':<44}0 of 30 repeats differ"
     assert any(line.startswith(start) for line in lines)
 
@@ -61,6 +64,8 @@ def test_checks_that_end_badly_are_lines_and_an_exit_code(children, monkeypatch)
     children["trajectory of the original program"] = "print('[false, \"relative deviations 1\"]')"
     children["repeated steps"] = "import os, sys; print('first\\nF0000 LLVM ERROR', file=sys.stderr); os.abort()"
     children["Pillow"] = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    children["all-reduce"] = ("import os, sys; print('libdevice not found at ./libdevice.10.bc', file=sys.stderr); "
+                              "os.abort()")
     children["Pillow with XLA"] = "import time; time.sleep(60)"
     monkeypatch.setattr(doctor, "CHILD_SECONDS", 2)
     done = invoke("doctor")
@@ -69,8 +74,9 @@ def test_checks_that_end_badly_are_lines_and_an_exit_code(children, monkeypatch)
         expected |= {f"repeated steps, {device}": "SIGABRT: F0000 LLVM ERROR",
                      f"Pillow, {device}": "SIGSEGV: nothing was said",
                      f"Pillow with XLA, {device}": "no answer within 2 s"}
-    found = {line[6:50].strip(): line[50:].rpartition("  [")[0] for line in lines_of(done)}
-    assert done.code == 1 and found == expected
+    expected["all-reduce, GPUs"] = f"SIGABRT: libdevice not found at ./libdevice.10.bc: {doctor.INSTALL}"
+    found = {line[6:50].strip(): line[50:].rpartition("  [")[0] for line in lines_of(done) if line[:4] == "FAIL"}
+    assert done.code == 1 and found == expected and len(lines_of(done)) == len(expected) + 5
     assert f"\nFailed: {'; '.join(found)}.\n" in done.stdout
 
 
@@ -78,7 +84,7 @@ def test_a_machine_without_facts(children):
     children["facts"] = "import os; os.abort()"
     done = invoke("doctor", "--fast")
     assert done.code == 1 and done.stdout.startswith("facts       unknown (SIGABRT: nothing was said)\n")
-    assert [line.split()[0] for line in lines_of(done)] == ["ok"] * 3 and done.stdout.endswith("\nFailed: facts.\n")
+    assert [line.split()[0] for line in lines_of(done)] == ["ok"] * 7 and done.stdout.endswith("\nFailed: facts.\n")
 
 
 def test_errors_while_tracing_are_named(monkeypatch, capsys):
@@ -94,7 +100,7 @@ def test_errors_while_tracing_are_named(monkeypatch, capsys):
 def test_success(children):
     done = invoke("doctor")
     assert done.code == 0 and done.stdout.endswith("\nThis machine computes what it should.\n")
-    assert len(lines_of(done)) == 4
+    assert len(lines_of(done)) == 8
 
 
 def test_deviations_from_the_original(monkeypatch):
@@ -143,3 +149,44 @@ def test_a_step_is_computed_where_it_should():
     devices = {node.device[-5:] for node in step.get_concrete_function().graph.get_operations()
                if node.type in ("Conv2D", "MatMul", "AssignVariableOp")}
     assert devices == {"CPU:1"}
+
+
+@pytest.mark.parametrize(("card", "says"), [
+    ("NVIDIA A100-SXM4-80GB, 8.0", "NVIDIA A100-SXM4-80GB, 8.0, TensorFlow uses 0: pip install 'cssl[gpu]'"),
+    ("NVIDIA GeForce RTX 5090, 12.0", "nvcr.io/nvidia/tensorflow")])
+@pytest.mark.parametrize("visible", ["", "0"])  # SLURM names them
+def test_cards_that_tensorflow_cannot_use(tmp_path, monkeypatch, card, says, visible):
+    """By a driver's program that lists one: TensorFlow sees none here, and its build knows what it was built for."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{card}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if "5090" in card:  # and it is used
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["GPU:0"])
+        monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_compute_capabilities": BUILT})
+    elif visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(doctor.Failed, match=re.escape(says)):
+        doctor.cards("GPUs")
+
+
+BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # TensorFlow 2.21's
+
+
+def test_which_cards_a_build_knows():
+    known = {(6, 0): True, (6, 1): True, (7, 5): True, (8, 0): True, (8, 6): True, (8, 9): True, (9, 0): True,
+             (10, 0): False, (12, 0): False, (5, 2): False}
+    assert {card: any(doctor.fits(*card, kind) for kind in BUILT) for card in known} == known
+
+
+@pytest.mark.parametrize("check", [doctor.all_reduce, doctor.several_devices])
+def test_devices_that_do_not_communicate(monkeypatch, check):
+    """Sums that each device keeps to itself are found."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy)
+    assert "2 devices" in check("CPUs")
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", lambda self, operation, value, **_: value)
+    with pytest.raises(doctor.Failed, match="are wrong on|differ by at most"):
+        check("CPUs")
