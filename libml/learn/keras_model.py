@@ -81,7 +81,7 @@ class KerasModel(_KerasModel):
     """A Keras model whose step is given; what a subclass is constructed with is what a file of it remembers."""
 
     Options: Any
-    network: Any
+    network: keras.Model
     augmenter: Any
     num_classes: int
     num_labeled: int
@@ -382,11 +382,11 @@ class KerasModel(_KerasModel):
                 given["options"] = cls.Options(**given["options"])
             return cls(**given)
 
-    def _unsaved(self) -> dict[str, Any]:
+    def _unsaved(self) -> dict[str, tf.Variable]:
         """Variables that Keras's files leave out: CTAugment's rates, and where random layers are in their streams."""
         weights = {id(v) for v in self.network.weights}
         seeds = [v for v in self.network.non_trainable_variables if id(v) not in weights]
-        found: dict[str, Any] = {f"seed_{i}": v for i, v in enumerate(seeds)}
+        found = {f"seed_{i}": v for i, v in enumerate(seeds)}
         if self.augmenter is not None and self.augmenter.learns_rates:
             found["rates"] = self.augmenter.rates
         return found

@@ -8,7 +8,7 @@ import re
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def _name_of(function: Callable) -> str:
     return re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_") or "own"
 
 
-def _canonical(config: Any, names: dict[str, str]) -> Any:
+def _canonical(config: object, names: dict[str, str]) -> object:
     """Replaces names by numbers in a Keras configuration: Keras numbers layers by how many there were before."""
     if isinstance(config, dict):
         if isinstance(config.get("name"), str):
@@ -124,14 +124,14 @@ def _canonical(config: Any, names: dict[str, str]) -> Any:
     return names.get(config, config) if isinstance(config, str) else config
 
 
-def _short_hash(facts: Any) -> str:
+def _short_hash(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()[:8]
 
 
 def fingerprint(network: keras.Model) -> str:
     """Returns a short hash of a network's structure, as far as Keras knows it: layers, their settings and weights."""
     try:
-        config: Any = network.get_config()
+        config = network.get_config()
     except NotImplementedError:  # a subclass that does not say what it is made of
         config = [type(layer).__name__ for layer in network.layers]
     variables = [[v.name, list(v.shape), str(v.dtype), v.trainable] for v in network.variables]
