@@ -61,8 +61,8 @@ class C2S2L(SSLModel):
         """Nonconformity of the calibration images with their true classes [n], sorted; some images at a time."""
         size = len(self.calibration_classes)
         rows = np.resize(np.arange(size), (-(-size // chunk), min(chunk, size)))  # the last chunk is filled up
-        logits = tf.map_fn(lambda part: self.logits(augment.to_float(part), state),
-                           tf.gather(tf.convert_to_tensor(self.calibration_images), rows),
+        images = augment.to_float(tf.convert_to_tensor(self.calibration_images))  # GPUs gather no bytes
+        logits = tf.map_fn(lambda part: self.logits(part, state), tf.gather(images, rows),
                            fn_output_signature=tf.float32)
         p = tf.nn.softmax(tf.reshape(logits, [-1, self.num_classes])[:size])
         return tf.sort(tf.gather(self.nonconformity(p), self.calibration_classes, batch_dims=1))

@@ -57,6 +57,11 @@ class EnAET(AdamModel):
         top = self.options.decoder_lr * 10 ** (-start / 500)
         return top * (0.1 + 0.45 * (1 + tf.cos(math.pi * tf.minimum(part, 1.0))))
 
+    def on_device(self, function):
+        """A function of bytes, compiled on a GPU as its views are: single kernels have their integers on the host."""
+        compiled = self.augmenter is not None and self.augmenter.on_gpu and self.augmenter.jit_compile
+        return tf.function(function, jit_compile=True, autograph=False) if compiled else function
+
     def compute_losses(self, views, step):
         """H(mixed label, p) + w(t) (mixed guess - p)^2 + sum_k w_k(t) (target_k - found_k)^2 + w_kl KL(guess || p)."""
         from libml.augment import transformations
@@ -69,15 +74,15 @@ class EnAET(AdamModel):
         images, predictions = [first, second], [logits, step.forward(second, update_statistics=False)]
         transformed = []
         if options.mosaic:
-            images.append(augment.to_float(transformations.mosaic(pixels, mixing.uniform([pixels.shape[0], 2],
-                                                                                         step.new_seed()))))
+            centre = mixing.uniform([pixels.shape[0], 2], step.new_seed())
+            images.append(augment.to_float(self.on_device(transformations.mosaic)(pixels, centre)))
             transformed.append(step.forward(images[-1], update_statistics=False))
             predictions.append(transformed[-1])
         mean = sum(map(tf.nn.softmax, predictions)) / len(predictions)
         guess = tf.stop_gradient(losses.sharpen(mean, options.T))
 
         errors = {}
-        for name, (changed, target) in transformations.transform(pixels, step.new_seed()).items():
+        for name, (changed, target) in self.on_device(transformations.transform)(pixels, step.new_seed()).items():
             logits, found = step.forward(augment.to_float(changed), outputs=("logits", name), original=original,
                                          update_statistics=False)
             transformed.append(logits)

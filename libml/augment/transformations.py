@@ -25,7 +25,7 @@ def bilinear(images: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     x, y = tf.where(inside, x, 0.5) - 0.5, tf.where(inside, y, 0.5) - 0.5
     left, top = tf.floor(x), tf.floor(y)
-    flat = tf.reshape(images, [-1, height * width, channels])
+    flat = tf.reshape(tf.cast(images, tf.float32), [-1, height * width, channels])  # GPUs gather no bytes
 
     def neighbour(down: int, right: int) -> tf.Tensor:
         row = tf.clip_by_value(tf.cast(top, tf.int32) + down, 0, height - 1)

@@ -1,5 +1,7 @@
 """EnAET: transformations against Pillow and worked numbers, losses and steps re-derived in NumPy, two optimisers."""
 import math
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -281,6 +283,18 @@ def test_two_replicas_average_their_gradients():
         np.testing.assert_allclose(slot, decayed.numpy(), rtol=1e-3, atol=1e-5)
     for ours, wanted in zip(model.network.non_trainable_variables, mean["statistics"], strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_transformations_are_compiled_on_gpus():
+    """A GPU's single kernels would have 2,859 launches, and images of integers in the host's memory."""
+    model = make(EnAET)
+    model.augmenter = SimpleNamespace(on_gpu=True, jit_compile=True, learns_rates=False)
+    views = {name: value for name, value in views_of(model).items() if name != "unlabeled_label"}
+    loss = tf.function(lambda views: model.compute_losses(views, Step(model, SEED, model.update.read())).loss)
+    graph = loss.get_concrete_function(views).graph
+    compiled = [function.signature.name for function in graph.as_graph_def().library.function
+                if function.attr["_XlaMustCompile"].b]
+    assert sorted(re.sub(r"__inference_|_\d+", "", name) for name in compiled) == ["mosaic", "transform"]
 
 
 @pytest.mark.slow
