@@ -51,16 +51,16 @@ class AdaMatch(SSLModel):
     def targets(self, labeled: tf.Tensor, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, tf.Tensor, dict]:
         """Aligned predictions a [N, C], mask [N] and new state, from probabilities of labelled and of weak views."""
         options, state = self.options, step.state
-        means = [step.mean(tf.reduce_mean(p, 0)) for p in (labeled, q)]
+        *means, confidence = step.mean([tf.reduce_mean(labeled, 0), tf.reduce_mean(q, 0),
+                                        tf.reduce_mean(tf.reduce_max(labeled, -1))])
         p_l = banks.running_mean(state["p_labeled"], means[0], options.momentum)
         if options.form == "usb":
             p_u = average = banks.running_mean(state["p_unlabeled"], means[1], options.momentum)
         else:
             average = banks.push(state["p_unlabeled"], means[1][None])
             p_u = tf.reduce_mean(average, 0)
-        tau = options.confidence * step.mean(tf.reduce_mean(tf.reduce_max(labeled, -1)))
         a = losses.align(q, p_data=p_l, p_model=p_u)
-        return a, losses.confidence_mask(a, tau), {"p_labeled": p_l, "p_unlabeled": average}
+        return a, losses.confidence_mask(a, options.confidence * confidence), {"p_labeled": p_l, "p_unlabeled": average}
 
     def warmup(self, step: Step) -> tf.Tensor:
         """The weight of the unlabelled loss: (1 - cos(2 pi t)) / 2 in the first half of the authors' form, then 1."""

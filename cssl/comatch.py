@@ -72,17 +72,17 @@ class CoMatch(SSLModel):
         size = views["weak"].shape[0]
         z_x, z_w = tf.stop_gradient(z_x), tf.stop_gradient(z_w[:size])
         q = tf.stop_gradient(tf.nn.softmax(weak[:size]))
-        means = banks.push_mean(step.state["means"], q, step)
+        (mean,), (*z, label) = step.exchange([tf.reduce_mean(q, 0)], [z_w, z_x, views["label"]])
+        means = banks.push(step.state["means"], mean[tf.newaxis])
         a = self.over_mean(q, means)
         target = self.smoothed(a, z_w, step)
         mask = losses.confidence_mask(target, options.confidence)
-        new = {"bank_z": (z_w, z_x), "bank_q": (a, tf.one_hot(views["label"], self.num_classes))}
-        state = {name: banks.push(step.state[name], tf.concat([step.gather(part) for part in parts], 0))
-                 for name, parts in new.items()}
+        everywhere, *pairs = step.gather([a, target, z_s[:size], z_s[size:]])
+        new = {"bank_z": z, "bank_q": (everywhere, tf.one_hot(label, self.num_classes))}
+        state = {name: banks.push(step.state[name], tf.concat(parts, 0)) for name, parts in new.items()}
 
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong[:size], target))
-        pairs = (step.gather(part) for part in (target, z_s[:size], z_s[size:]))
         contrast = tf.reduce_mean(self.contrastive(*pairs))
         scalars = {"losses/xe": xe, "losses/xeu": xeu, "losses/contrast": contrast}
         return LossOutput(xe + options.wu * xeu + options.wc * contrast, scalars, {**state, "means": means},

@@ -41,8 +41,8 @@ class FlexMatch(SSLModel):
         mask = tf.cast(c >= tf.gather(thresholds, y), tf.float32)
 
         size = views["unlabeled_index"].shape[0]  # weak logits are repeated for further strong views
-        index, new = step.gather(views["unlabeled_index"]), step.gather(y[:size])
-        last = banks.last_occurrence(index, step.gather(c[:size] >= self.options.confidence))
+        index, new, sure = step.gather([views["unlabeled_index"], y[:size], c[:size] >= self.options.confidence])
+        last = banks.last_occurrence(index, sure)
         old = tf.gather(step.state["chosen"], index)
         new = tf.where(last >= 0, tf.gather(new, tf.maximum(last, 0)), old)
         moved = tf.cast(last == tf.range(last.shape[0]), tf.int32)[:, tf.newaxis]  # each image once

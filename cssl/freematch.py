@@ -28,8 +28,8 @@ class FreeMatch(SSLModel):
     def averages(self, q: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
         """tau, p and h with this batch; tau goes on from its bound."""
         batch = {"tau": tf.reduce_max(q, -1), "p": q, "h": tf.one_hot(tf.argmax(q, -1), self.num_classes)}
-        new = {name: banks.running_mean(step.state[name], step.mean(tf.reduce_mean(values, 0)), self.options.momentum)
-               for name, values in batch.items()}
+        means = step.mean({name: tf.reduce_mean(values, 0) for name, values in batch.items()})
+        new = {name: banks.running_mean(step.state[name], mean, self.options.momentum) for name, mean in means.items()}
         return new | {"tau": tf.minimum(new["tau"], self.options.tau_max)}
 
     def thresholds(self, state: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -45,8 +45,9 @@ class FreeMatch(SSLModel):
         p = tf.nn.softmax(strong)
         hits = tf.one_hot(tf.argmax(p, -1), self.num_classes)
         weight = mask[:, tf.newaxis]
-        count = step.mean(tf.reduce_sum(mask))
-        mean, histogram = (tf.math.divide_no_nan(step.mean(tf.reduce_sum(weight * x, 0)), count) for x in (p, hits))
+        sums = [tf.reduce_sum(weight * x, 0) for x in (p, hits)]
+        count, *sums = step.mean([tf.reduce_sum(mask), *sums])
+        mean, histogram = (tf.math.divide_no_nan(x, count) for x in sums)
         target = balanced(state["p"], state["h"])
         loss = tf.reduce_sum(target * tf.math.log(balanced(mean, histogram) + 1e-12))
         return tf.where(count > 0, loss, 0.0)

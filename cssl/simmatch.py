@@ -52,8 +52,7 @@ class SimMatch(SSLModel):
         return tf.nn.softmax(tf.matmul(z, bank, transpose_b=True) / self.options.temperature)
 
     def updated_bank(self, index: tf.Tensor, z: tf.Tensor, label: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
-        """The bank after this batch's labelled images; of one that occurs twice, the last view counts."""
-        index, z, label = step.gather(index), step.gather(z), step.gather(label)
+        """The bank after labelled images of all replicas; of one that occurs twice, the last view counts."""
         z = tf.gather(z, banks.last_occurrence(index))
         keep = self.options.bank_momentum
         z = tf.math.l2_normalize(keep * tf.gather(step.state["bank"], index) + (1 - keep) * z, -1)
@@ -65,14 +64,16 @@ class SimMatch(SSLModel):
         options = self.options
         (x, z_x), (weak, z_w), (strong, z_s) = self.forward_together(views, step, ("logits", "z"))
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        means = banks.push_mean(step.state["means"], q, step)
+        (mean,), (index, z, label) = step.exchange(
+            [tf.reduce_mean(q, 0)], [views["labeled_index"], tf.stop_gradient(z_x), views["label"]])
+        means = banks.push(step.state["means"], mean[tf.newaxis])
         total = tf.reduce_sum(means, 0)  # a new queue is all zeros: only proportions matter
         a = losses.align(q, p_data=1 / self.num_classes, p_model=total / tf.reduce_sum(total))
         target, like = self.targets(a, tf.stop_gradient(z_w), step.state)
         ready = step.images_seen >= round(1024 * options.warmup_kimg)
         target = tf.where(ready, target, a)
         mask = losses.confidence_mask(target, options.confidence)
-        bank = self.updated_bank(views["labeled_index"], tf.stop_gradient(z_x), views["label"], step)
+        bank = self.updated_bank(index, z, label, step)
 
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         xeu = tf.reduce_mean(mask * losses.soft_cross_entropy(strong, target))

@@ -227,7 +227,7 @@ class Augmenter(tf.Module):
         return view
 
     def probe(self, weak: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, Policy]:
-        """A random policy for each weak view, applied, uint8 to uint8, and itself, for `updated_rates`."""
+        """A random policy for each weak view, applied, uint8 to uint8, and itself, for `lessons`."""
         policy = self._sample_probe(weak.shape[0], seed)
         return self._compiled(_probe_view)(weak, policy, self._form), policy
 
@@ -247,16 +247,15 @@ class Augmenter(tf.Module):
                                          self.cutout != "no", self._form)
         return (*made, policy)
 
-    def updated_rates(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor, rates: tf.Tensor,
-                      ) -> tf.Tensor:
-        """The rates after predictions [N, classes] on probed images of classes `labels` [N], of all replicas alike."""
+    def lessons(self, policy: Policy, probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """What predictions [N, classes] on probed images of classes `labels` [N] teach: rows [N, …]."""
         onehot = tf.one_hot(labels, probabilities.shape[-1], dtype=tf.float32)
         proximity = 1.0 - 0.5 * tf.reduce_sum(tf.abs(tf.cast(probabilities, tf.float32) - onehot), -1, keepdims=True)
-        rows = tf.concat([ctaugment.hits(policy), proximity], -1)
-        context = tf.distribute.get_replica_context()
-        if context is not None and context.num_replicas_in_sync > 1:
-            rows = tf.ensure_shape(context.all_gather(rows, axis=0), [None, rows.shape[1]])
-        return ctaugment.updated_rates(rates, rows[:, :-1], rows[:, -1], self.decay)
+        return tf.concat([ctaugment.hits(policy), proximity], -1)
+
+    def updated_rates(self, lessons: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
+        """The rates after `lessons`, those of all replicas."""
+        return ctaugment.updated_rates(rates, lessons[:, :-1], lessons[:, -1], self.decay)
 
 
 _RAND_NUMBERS = 4  # uniform numbers per operation: which, whether at all, magnitude, sign

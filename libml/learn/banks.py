@@ -1,14 +1,9 @@
 """Averages, queues and tables that a method keeps as state: of fixed size, the same on all replicas."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from libml.lazy import tf
-
-if TYPE_CHECKING:
-    from libml.learn.step import Step
 
 
 def running_mean(old: tf.Tensor, new: tf.Tensor, decay: float) -> tf.Tensor:
@@ -35,8 +30,3 @@ def normalized_rows(shape: tuple[int, int], seed: int) -> np.ndarray:
     """Returns random unit vectors, as the first content of a table of embeddings."""
     rows = np.random.RandomState(seed % 2 ** 32).normal(size=shape)
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-def push_mean(queue: tf.Tensor, q: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns a queue [length, C] with the mean of this batch's predictions q [N, C], of all replicas, at its end."""
-    return push(queue, step.mean(tf.reduce_mean(q, 0))[tf.newaxis])

@@ -70,7 +70,7 @@ class SSLModel(KerasModel):
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     needs_float32 = False  # whether half precision would break it
     pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
-    communicates = False  # whether the loss calls `Step.gather` or `Step.mean`
+    communicates = False  # whether the loss calls `Step.gather`, `mean` or `exchange`
     presets: Mapping[str, dict] = {}  # other defaults in "any" run, with "40 labels", or on a dataset, by its name
 
     class Options(FixMatchOptions):

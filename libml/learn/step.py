@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from libml.errors import UserError
 from libml.lazy import keras, tf
+from libml.learn.packing import exchange, replicas
 from libml.randomness import fold_in
 
 if TYPE_CHECKING:
@@ -14,12 +15,6 @@ if TYPE_CHECKING:
     from libml.learn.update import State
 
 Tree = TypeVar("Tree")  # a tensor, or a list of them
-
-
-def replicas() -> tf.distribute.ReplicaContext | None:
-    """Returns the context of this replica, or None where it is the only one."""
-    context = tf.distribute.get_replica_context()
-    return None if context is None or context.num_replicas_in_sync == 1 else context
 
 
 class LossOutput(NamedTuple):
@@ -118,24 +113,20 @@ class Step:
         """Returns all weights as they are once a group has taken its step along its gradients and decayed."""
         return self.model.update.weights_after(group, self._before, gradients)
 
-    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates a tensor [n, …] over all replicas, in their order; gradients flow back."""
-        context = self._communication()
-        if context is None:
-            return tensor
-        if tensor.dtype == tf.bool:  # which no collective takes
-            return tf.cast(self.gather(tf.cast(tensor, tf.int32)), tf.bool)
-        whole = [context.num_replicas_in_sync * tensor.shape[0], *tensor.shape[1:]]
-        return tf.ensure_shape(context.all_gather(tensor, axis=0), whole)
+    def gather(self, tensors: Tree) -> Tree:
+        """Concatenates a tensor [n, …] of any dtype, or each of a list, over all replicas, in their order; gradients
+        flow back to floats."""
+        return tf.nest.pack_sequence_as(tensors, self.exchange([], tf.nest.flatten(tensors))[1])
 
-    def mean(self, tensor: Tree) -> Tree:
-        """Averages a float tensor, or a list of them, over all replicas at once, for what this very step uses."""
-        context = self._communication()
-        return tensor if context is None else context.all_reduce(tf.distribute.ReduceOp.MEAN, tensor)
+    def mean(self, tensors: Tree) -> Tree:
+        """Averages a float tensor, or each of a list, over all replicas, for what this very step uses."""
+        return tf.nest.pack_sequence_as(tensors, self.exchange(tf.nest.flatten(tensors), [])[0])
 
-    def _communication(self) -> tf.distribute.ReplicaContext | None:
+    def exchange(self, means: list[tf.Tensor], rows: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Averages floats and gathers rows at once: each exchange makes all devices wait for each other."""
         context = replicas()
         if context is not None and self.model.jit:  # collectives cannot be part of a function that XLA compiles
             raise ValueError(f"--jit cannot compile {type(self.model).__name__}'s communication between "
                              f"{context.num_replicas_in_sync} replicas; leave it out.")
-        return context
+        return exchange(means, rows)
+

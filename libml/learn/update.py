@@ -1,16 +1,16 @@
-"""The update: gradients of a loss, then new weights, averages and rates. Packs many tensors into a few vectors."""
+"""The update: gradients of a loss, then new weights, averages and rates."""
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from typing_extensions import NotRequired
 
 from libml.lazy import keras, tf
 from libml.learn import banks, losses, optim
-from libml.learn.step import Step, replicas
+from libml.learn.packing import Packing, by_kind, exchange
+from libml.learn.step import Step
 from libml.randomness import fold_in
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     Tensors = list[tf.Tensor]
     Scalars = dict[str, tf.Tensor]
 
-Kind = TypeVar("Kind", bound=Hashable)
 LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
 
 
@@ -51,30 +50,6 @@ class Found(TypedDict):
     mean_prediction: NotRequired[tf.Tensor]
 
 
-class Packing:
-    """Which tensors, by position, make up which vector, in which order; those of a vector have one dtype."""
-
-    def __init__(self, shapes: Sequence[Sequence[int]], vectors: Iterable[Sequence[int]]):
-        self.shapes = [tuple(shape) for shape in shapes]
-        self.vectors = [list(vector) for vector in vectors]
-
-    def vector(self, tensors: Mapping[int, tf.Tensor] | Sequence[tf.Tensor], number: int) -> tf.Tensor:
-        """Returns one vector of tensors by position."""
-        return tf.concat([tf.reshape(tensors[i], [-1]) for i in self.vectors[number]], 0)
-
-    def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns all vectors."""
-        return [self.vector(tensors, number) for number in range(len(self.vectors))]
-
-    def unpack(self, vectors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns all tensors."""
-        found: dict[int, tf.Tensor] = {}
-        for vector, positions in zip(vectors, self.vectors, strict=True):
-            parts = tf.split(vector, [math.prod(self.shapes[i]) for i in positions])
-            found |= {i: tf.reshape(part, self.shapes[i]) for i, part in zip(positions, parts, strict=True)}
-        return [found[i] for i in range(len(self.shapes))]
-
-
 class Group(NamedTuple):
     """Weights that are trained alike."""
 
@@ -86,14 +61,11 @@ class Group(NamedTuple):
     decoupled: bool  # instead, each update takes wd * rate of the weights away
 
 
-def average_over_replicas(tree: Found) -> Found:
-    """Returns a structure with its float tensors averaged over all replicas."""
-    context = replicas()
-    if context is None:
-        return tree
-    floats = [value for value in tf.nest.flatten(tree) if value.dtype.is_floating]
-    means = iter(context.all_reduce(tf.distribute.ReduceOp.MEAN, floats))
-    return tf.nest.map_structure(lambda value: next(means) if value.dtype.is_floating else value, tree)
+def _of_all_replicas(found: Found, rows: Tensors) -> tuple[Found, Tensors]:
+    """Returns what was found with its floats averaged over all replicas, and the rows of all of them."""
+    means, rows = exchange([value for value in tf.nest.flatten(found) if value.dtype.is_floating], rows)
+    following = iter(means)
+    return tf.nest.map_structure(lambda v: next(following) if v.dtype.is_floating else v, found), rows
 
 
 def _warn_of_onednn(network: keras.Model) -> None:
@@ -110,14 +82,6 @@ def _warn_of_onednn(network: keras.Model) -> None:
                       "of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported.", stacklevel=3)
 
 
-def _by_kind(kinds: Mapping[int, Kind]) -> dict[Kind, list[int]]:
-    """Returns the positions of tensors of each kind."""
-    found: dict[Kind, list[int]] = {}
-    for position, kind in kinds.items():
-        found.setdefault(kind, []).append(position)
-    return found
-
-
 class Update:
     """Makes a model's next state of its state and a batch of views."""
 
@@ -130,13 +94,13 @@ class Update:
                  for i in group.indices}
         slots = [(name, slot, i) for name, group in self.groups.items() for slot in range(group.rule.slots_per_weight)
                  for i in group.indices]
-        vectors = _by_kind(kinds)
-        slot_vectors = _by_kind({k: (name, slot, kinds[i]) for k, (name, slot, i) in enumerate(slots)})
+        vectors = by_kind(kinds)
+        slot_vectors = by_kind({k: (name, slot, kinds[i]) for k, (name, slot, i) in enumerate(slots)})
         self.slot_shapes = [trainable[i].shape for _, _, i in slots]
         self.weights = Packing([v.shape for v in trainable], vectors.values())
         self.slots = Packing(self.slot_shapes, slot_vectors.values())
         self.statistics = Packing([v.shape for v in statistics],
-                                  _by_kind({i: v.dtype for i, v in enumerate(statistics)}).values())
+                                  by_kind({i: v.dtype for i, v in enumerate(statistics)}).values())
         self.vectors = {name: [k for k, kind in enumerate(vectors) if kind[0] == name] for name in self.groups}
         self._decayed = {k for k, kind in enumerate(vectors) if kind[1]}
         self._slot_vectors = {name: [k for k, kind in enumerate(slot_vectors) if kind[0] == name]
@@ -197,7 +161,12 @@ class Update:
         equal = {name: found["state"].pop(name) for name in model.equal_state}
         found["gradients"] = self.weights.pack(found["gradients"])
         found["statistics"] = self.statistics.pack(found["statistics"])
-        found = average_over_replicas(found)
+        lessons = []  # for CTAugment, from all replicas: they travel with the rest
+        if "probe" in views:
+            probe = views["probe"]
+            p = tf.nn.softmax(model.infer_with(unpacked.ema, unpacked.statistics, probe["images"]))
+            lessons = [model.augmenter.lessons(probe["policy"], p, views["label"])]
+        found, lessons = _of_all_replicas(found, lessons)
         scalars = dict(found["scalars"])
         new = self._trained(state, found["gradients"], scalars)
         new = new._replace(statistics=found["statistics"], method=found["state"] | equal)
@@ -210,11 +179,8 @@ class Update:
             scalars["monitors/loss_scale"] = new.others["loss_scale"]
         # These go on even where float16 gradients overflowed and the update was left out.
         new = new._replace(updates=state.updates + 1)
-        if "probe" in views:
-            probe = views["probe"]
-            p = tf.nn.softmax(model.infer_with(unpacked.ema, unpacked.statistics, probe["images"]))
-            new.others["rates"] = model.augmenter.updated_rates(probe["policy"], p, views["label"],
-                                                                state.others["rates"])
+        for rows in lessons:
+            new.others["rates"] = model.augmenter.updated_rates(rows, state.others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
     def _trained(self, state: PackedState, gradients: Tensors, scalars: Scalars) -> PackedState:

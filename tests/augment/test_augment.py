@@ -27,6 +27,7 @@ from libml.augment import (
     to_uint8,
 )
 from libml.errors import UserError
+from libml.learn.packing import exchange
 
 try:  # at import, before anything starts TensorFlow's devices; harmless where it was done already
     tf.config.set_logical_device_configuration(
@@ -405,7 +406,8 @@ def random_predictions(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def learn(augmenter: Augmenter, policy, probabilities, labels) -> None:
-    augmenter.rates.assign(augmenter.updated_rates(policy, probabilities, labels, augmenter.rates))
+    _, (lessons,) = exchange([], [augmenter.lessons(policy, probabilities, labels)])
+    augmenter.rates.assign(augmenter.updated_rates(lessons, augmenter.rates))
 
 
 @pytest.mark.parametrize("crowded", [False, True])

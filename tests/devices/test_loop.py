@@ -21,7 +21,8 @@ def loop_of(module, replicas, augment="d.d.d", compiled_views=False):
         augmenter = Augmenter(augment, image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=compiled_views)
         augmenter.on_gpu = compiled_views
         model = method(network, 10, options=method.Options(batch=8), augmenter=augmenter, total_images=64,
-                       set_sizes=(len(digits.labeled), len(digits.unlabeled)))
+                       set_sizes=(len(digits.labeled), len(digits.unlabeled)),
+                       calibration=(digits.images[:9], digits.labels[:9]))
     return update_loop(model, strategy), distributed_batches(model, digits, strategy)
 
 
@@ -32,7 +33,8 @@ def origin(node, nodes):
     return node.op
 
 
-@pytest.mark.parametrize(("module", "replicas"), [("cssl", 2), pytest.param("cssl", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("module", "replicas"), [("cssl", 2), *(
+    pytest.param(module, replicas, marks=pytest.mark.slow) for module, replicas in (("cssl", 4), ("comatch", 2)))])
 def test_no_state_leaves_its_device(module, replicas):
     """Between devices go constants, what only orders them (an empty one), the loop's condition, the keys of collectives
     (arguments of the function), and what the host makes: the number of updates (Cast) and seeds (Pack). Nothing else
@@ -118,3 +120,20 @@ def test_the_host_runs_ahead_of_the_device(module):
     assert len(convolutions) == 8 and len(views) == 3 and not any(convolutions + views), (convolutions, views)
     # What CTAugment's rates learn: of positions in their table, which are integers of 32 bits.
     assert sum(map(len, body.waits.values())) <= 6, body.waits
+
+
+# Beside the one at the end of an update: one for each stage of the loss that waits for values of all replicas, and one
+# for the gradients of what it got.
+STAGES = {"flexmatch": 1, "adamatch": 1, "simmatch": 1, "softmatch": 2, "freematch": 2 + 1, "comatch": 2 + 1,
+          "meta_pseudo_labels": 2}
+
+
+@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module in ("cssl", "flexmatch") else
+                                                 pytest.mark.slow) for module in sorted(cssl.methods().values())])
+def test_replicas_meet_as_rarely_as_can_be(module):
+    """Sums alone, whose shapes all replicas know: gathering would ask for shapes first."""
+    loop, batches = loop_of(module, 2)
+    graph = loop.get_concrete_function(batches, tf.constant(1)).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    collectives = [node.op for node in nodes if "Collective" in node.op]
+    assert collectives == ["CollectiveReduceV2"] * 2 * (1 + STAGES.get(module, 0))

@@ -5,14 +5,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import devices_of, kernels_of_loop
+from helpers import devices_of, kernels_of_loop, strategy_of
 
 from cssl import CSSL, MeanTeacher, MetaPseudoLabels
 from cssl.enaet import EnAET
 from libml import data, networks
 from libml.augment import Augmenter
 from libml.config import RunConfig
-from libml.learn.update import Packing
+from libml.learn.packing import Packing, exchange
 from libml.run import Run
 from libml.train import Trainer, distributed_batches, update_loop
 
@@ -28,6 +28,42 @@ def test_there_and_back():
         assert found.dtype == wanted.dtype and found.shape == wanted.shape
         np.testing.assert_array_equal(found, wanted)
     assert packing.vector({0: tensors[0], 2: -tensors[2]}, 0).numpy().tolist() == [-8, -9, 0, 1, 2, 3, 4, 5]
+
+
+def replica_of(values):
+    return values[int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])
+def test_rows_of_any_type_reach_all_replicas(dtype):
+    """Bit by bit, the largest integers and what is no number, too; means of floats beside them."""
+    numbers = [0, 1] if dtype == "bool" else [0, 1, 2, *(
+        [np.iinfo(dtype).min, np.iinfo(dtype).max] if "int" in dtype else [-1 / 3, np.inf, np.nan, 6e-8])]
+    rows = [np.array(np.roll(numbers, shift), dtype).reshape(-1, 1) for shift in range(2)]
+    strategy = strategy_of(2)
+    found = strategy.run(tf.function(lambda: exchange(
+        [tf.constant(replica_of([[1.0, 3.0], [2.0, 4.0]])), tf.constant(replica_of([1.0, 2.0]), tf.float16)],
+        [tf.constant(replica_of(rows)), tf.constant([[True]])]), autograph=False))
+    flat = tf.nest.flatten(found)
+    for mean, half, gathered, true in zip(*map(strategy.experimental_local_results, flat), strict=True):
+        assert mean.numpy().tolist() == [1.5, 3.5] and half.numpy() == 1.5 and half.dtype == tf.float16
+        assert true.numpy().tolist() == [[True]] * 2
+        assert gathered.dtype == dtype and gathered.numpy().tobytes() == np.concatenate(rows).tobytes()
+
+
+def test_gradients_flow_through_an_exchange():
+    """Each replica's loss is a function of all rows: its own rows get the gradients of all losses."""
+    def gradients():
+        x = tf.constant(replica_of([[[1.0]], [[2.0]]]))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            (mean,), (rows, _) = exchange([x[0]], [x, tf.constant([7])])
+            loss = replica_of([1.0, 10.0]) * tf.reduce_sum(rows ** 2 + mean)
+        return tape.gradient(loss, x)
+
+    strategy = strategy_of(2)
+    found = strategy.experimental_local_results(strategy.run(tf.function(gradients, autograph=False)))
+    assert [value.numpy().item() for value in found] == [11 * 2 * 1 + 11, 11 * 2 * 2 + 11]  # two rows, each mean's half
 
 
 class Counting(keras.layers.Layer):
