@@ -37,7 +37,10 @@ def nvidia_smi(query: str) -> list[str]:
     if not shutil.which("nvidia-smi"):
         return []
     done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True,
-                          text=True, timeout=60)
+                          text=True, errors="replace", timeout=60)
+    if done.returncode == 6:  # it has found none
+        return []
+    done.check_returncode()
     return done.stdout.strip().splitlines()
 
 

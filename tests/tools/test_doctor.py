@@ -172,6 +172,19 @@ def test_cards_that_tensorflow_cannot_use(tmp_path, monkeypatch, card, says, vis
         doctor.cards("GPUs")
 
 
+@pytest.mark.parametrize(("ending", "outcome"), [
+    ("exit 6", True), ("exit 9", "CalledProcessError: .* exit status 9"),
+    ("kill -SEGV $$", "CalledProcessError: .*SIGSEGV")])
+def test_a_driver_that_fails_is_said(tmp_path, monkeypatch, capsys, ending, outcome):
+    """But for its word that there are no devices, on a machine that has the program alone."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf 'sick \\377'\n{ending}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    doctor.child("cards", "GPUs")
+    well, said = json.loads(capsys.readouterr().out)
+    assert well == (outcome is True) and re.match("0 listed" if well else outcome, said)
+
+
 BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # TensorFlow 2.21's
 
 
