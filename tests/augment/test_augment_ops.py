@@ -14,22 +14,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libml.augment import AUTO_OPS, OPS, RAND_OPS, pillow_policy
+from libml.augment import AUTO_OPS, OPS, RAND_OPS, apply, pillow_apply
 
 SIZES = [(8, 8), (16, 16), (32, 32), (33, 47), (96, 96)]
 LARGEST = np.nextafter(np.float32(1), np.float32(0))
 ALL = OPS | AUTO_OPS
-
-
-def apply(name: str, images, params) -> tf.Tensor:
-    """One operation in the graph: images uint8 [N, H, W, C], params float32 [N, parameters]."""
-    return ALL[name].graph(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
-
-
-def pillow_apply(name: str, images: np.ndarray, params) -> np.ndarray:
-    """Its definition: Pillow, one image after the other."""
-    alone = {"ops": np.zeros([len(images), 1], np.int32), "params": np.asarray(params, np.float32)[:, None]}
-    return pillow_policy({name: ALL[name]}, images, alone)
 
 
 def make_images(kind: str, n: int, size: tuple[int, int], seed: int) -> np.ndarray:

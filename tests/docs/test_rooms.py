@@ -14,7 +14,7 @@ ROOMS = ("augment", "data", "networks", "learn", "devices", "results")
 FOUNDATION = {"libml", "libml.errors", "libml.lazy", "libml.randomness", "libml.writing"}  # for everybody
 TOP = {
     "libml": "", "libml.errors": "", "libml.lazy": "", "libml.randomness": "libml.lazy",
-    "libml.writing": "libml.errors",
+    "libml.writing": "libml.errors", "libml.models": "libml.networks", "libml.losses": "libml.learn",
     "libml.config": "libml.augment.spec libml.data.files libml.data.names libml.networks.applications",
     "libml.run": "libml.config libml.data.files libml.data.names libml.devices.lock",
     "libml.train": "libml.augment libml.data libml.devices libml.learn libml.results libml.config libml.run",
