@@ -1,12 +1,16 @@
 """Real runs, three methods and two seeds, become a table, curves and a report with one command each."""
 import csv
 import io
+import signal
+import time
 
 import numpy as np
 import pytest
-from helpers import invoke
+from helpers import Program, invoke
+from PIL import Image
 
 import cssl
+from cssl.tools import export, predict
 from libml.run import find_runs
 
 METHODS = ("cssl", "fixmatch", "supervised")
@@ -49,3 +53,37 @@ def test_runs_become_table_curves_and_report(runs, command, tmp_path):
     for kind in ("accuracy", "ece"):
         command(f"scripts/extract_{kind}.py", runs)
         assert len(list(runs.rglob(f"stats/{kind}.json"))) == 6
+
+
+@pytest.mark.slow
+def test_two_methods_train_into_one_folder_and_are_used_meanwhile(tmp_path, program):
+    """Checkpoints come and go several times a second; neither the tools nor the runs mind."""
+    Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)).save(tmp_path / "photo.png")
+    flags = ["--dataset=digits.1@40-1", "--batch=8", "--uratio=1", "--filters=8", "--scales=1", "--augment=d.d.x",
+             "--report_kimg=0.0625", "--save_kimg=0.0625", "--train_steps=100000", f"--train_dir={tmp_path / 'runs'}"]
+    training = [Program(["-m", f"cssl.{module}", *flags], tmp_path) for module in ("cssl", "fixmatch")]
+    try:
+        end = time.monotonic() + 120
+        while len({file.parent for file in tmp_path.rglob("model.ckpt-*.index")}) < 2:
+            assert time.monotonic() < end and {process.poll() for process in training} == {None}, training[0].error
+            time.sleep(0.02)
+        found = find_runs([tmp_path / "runs"])
+        assert [run.method for run in found] == ["CSSL", "FixMatch"] and found[0].path.parent == found[1].path.parent
+        done = program(predict.main, tmp_path / "runs", tmp_path / "photo.png", code=2)
+        assert f"holds 2 runs; name one of them, such as {found[0].path}" in done.stderr
+        for run in found:
+            lines = program(predict.main, run.path, tmp_path / "photo.png").stdout.splitlines()
+            assert len(lines) == 2 and "photo.png" in lines[1]
+        program(export.main, found[1].path, "-o", tmp_path / "model")
+        table = invoke("table", tmp_path / "runs", "--unfinished").stdout
+        assert "| CSSL " in table and "| FixMatch " in table and table.count(": unfinished (") == 2
+        assert {process.poll() for process in training} == {None}
+    finally:
+        for process in training:
+            process.send_signal(signal.SIGTERM)
+        codes = [process.wait() for process in training]
+    assert codes == [143, 143] and not training[0].error + training[1].error
+    for run in found:  # no report was lost or doubled meanwhile
+        steps = [report["step"] for report in run.read().reports]
+        assert steps == list(range(64, 64 * len(steps) + 1, 64)) and len(steps) > 1
+        assert not list(run.path.rglob("lock*"))
