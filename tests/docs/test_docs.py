@@ -123,7 +123,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     session, drawn = {}, 0
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            code = re.sub(r"^KIMG = \d+", "KIMG = 0.75", "".join(cell["source"]), flags=re.M)
+            code = re.sub(r"^KIMG = \d+", "KIMG = 0.25", "".join(cell["source"]), flags=re.M)
             code = code.replace("filters=16", "filters=4")
             exec(compile(code, "own_images.ipynb", "exec"), session)
             drawn += len(plt.get_fignums())

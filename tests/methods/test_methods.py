@@ -22,6 +22,13 @@ from libml.randomness import fold_in
 from libml.run import Run
 
 METHODS = sorted(cssl.methods().values())
+
+
+def each(modules):
+    """Parameters of a test: the many that are not CSSL take their time together."""
+    return [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow) for module in modules]
+
+
 # Two reports and checkpoints, one every four updates. No policies: they take most of the time to build a graph, and
 # test_train.py kills runs with them.
 TINY = ["--dataset=digits.1@40-1", "--filters=8", "--scales=1", "--batch=8", "--uratio=2", "--augment=d.d.x",
@@ -52,8 +59,7 @@ def assert_same_bits(found, wanted):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
-                                    for module in METHODS])
+@pytest.mark.parametrize("module", each(METHODS))
 def test_train_continue_evaluate_extract(module, tmp_path, program):
     """Eight updates in one go, and again from the checkpoint after four: what a kill before the last checkpoint leaves.
     (Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
@@ -189,9 +195,8 @@ OWN = ("enaet", "meta_pseudo_labels")  # need networks that their own tests have
 APART = ("rerankmatch", "crmatch")
 
 
-@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module == "cssl" else pytest.mark.slow)
-                                    for module in METHODS if module not in OWN
-                                    and not cssl.method(module).communicates])
+@pytest.mark.parametrize("module", each(module for module in METHODS if module not in OWN
+                                        and not cssl.method(module).communicates))
 def test_two_replicas_average_two_single_ones(module):
     """Any method, random draws and batch normalisation included: each replica has seeds of its own."""
     method = cssl.method(module)
@@ -253,7 +258,7 @@ def in_half_precision(build):
         keras.config.set_dtype_policy(policy)
 
 
-@pytest.mark.parametrize("module", METHODS)
+@pytest.mark.parametrize("module", each(METHODS))
 def test_operations_have_gpu_kernels_and_compile(module):
     """TensorFlow can run every operation of the losses on GPUs; XLA compiles them, random draws included, to the same
     numbers."""
@@ -270,7 +275,7 @@ def test_operations_have_gpu_kernels_and_compile(module):
         np.testing.assert_allclose(found, wanted, **tolerance)
 
 
-@pytest.mark.parametrize("module", [module for module in METHODS if not cssl.method(module).needs_float32])
+@pytest.mark.parametrize("module", each(module for module in METHODS if not cssl.method(module).needs_float32))
 def test_half_precision(module):
     """The loss is that of float32 to two digits of float16's three; an update that overflows changes nothing."""
     full = make(cssl.method(module), residual_net)
