@@ -17,6 +17,7 @@ from libml.lazy import keras, tf
 from libml.learn import losses, optim
 from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
+from libml.learn.packing import Packing, by_kind
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes
 from libml.learn.update import Group, PackedState, State, Update
 from libml.networks.custom import check_network
@@ -335,8 +336,33 @@ class SSLModel(KerasModel):
 
     def infer_with(self, weights: list[tf.Tensor], statistics: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
         """The same from given weights and statistics."""
-        logits, _ = self.network.stateless_call(weights, statistics, self.normalize(images), training=False)
+        logits, _ = self.run_network(weights, statistics, images, training=False)
         return tf.cast(logits, tf.float32)
+
+    def run_network(self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor], images: tf.Tensor,
+                    **options: tf.Tensor | float) -> tuple:
+        """Returns what the network makes of float images by given weights and statistics, and the statistics after it.
+
+        As Keras's stateless_call. In half precision the weights of convolutions are cast together, at once for a pass,
+        where Keras would start a kernel for each of them and for each of their gradients.
+        """
+        network, images = self.network, self.normalize(images)
+        trainable, moving = network.trainable_variables, network.non_trainable_variables
+        index = {id(v): i for i, v in enumerate(trainable)}
+        kinds = {index[id(v)]: layer.compute_dtype for layer in network._flatten_layers()  # nothing public has all
+                 if type(layer) is keras.layers.Conv2D and layer.compute_dtype != layer.variable_dtype
+                 for v in layer.trainable_variables}
+        if not kinds:
+            return network.stateless_call(weights, statistics, images, **options)
+        pairs = [*zip(trainable, weights, strict=True), *zip(moving, statistics, strict=True)]
+        with keras.StatelessScope(pairs) as scope:
+            for dtype, positions in by_kind(kinds).items():
+                packing = Packing([trainable[i].shape for i in positions], [range(len(positions))])
+                (vector,) = packing.pack([tf.convert_to_tensor(weights[i]) for i in positions])
+                for i, value in zip(positions, packing.unpack([tf.cast(vector, dtype)]), strict=True):
+                    scope.add_update((trainable[i], value))
+            found = network.call(images, **options)
+        return found, [scope.get_current_value(v) for v in moving]
 
     def call(self, images, training=False):
         """Logits of the evaluated model, of bytes or of floats in [-1, 1]; `fit` and `predict` of Keras call this."""

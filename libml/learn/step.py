@@ -91,9 +91,8 @@ class Step:
                 raise ValueError(f"outputs={outputs}: {type(network).__name__} gives class logits only; use a network "
                                  "of libml.networks, or one whose call takes `outputs`.")
             options["outputs"] = tuple(outputs)
-        found, statistics = network.stateless_call(
-            weights, self.new_statistics if training else self.statistics, self.model.normalize(images),
-            training=training, **options)
+        found, statistics = self.model.run_network(
+            weights, self.new_statistics if training else self.statistics, images, training=training, **options)
         if training and update_statistics and not ema:
             self.new_statistics = statistics
         return found if outputs is not None else tf.cast(found, tf.float32)  # networks of one's own may give half
@@ -105,9 +104,9 @@ class Step:
         return tf.clip_by_value(tf.cast(self.images_seen, tf.float32) / images, 0.0, 1.0)
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients of a loss on this replica, scaled on the way where half precision needs it."""
-        found = tape.gradient(loss, weights, output_gradients=self.loss_scale, unconnected_gradients="zero")
-        return found if self.loss_scale is None else [gradient / self.loss_scale for gradient in found]
+        """Returns the gradients of a loss on this replica: where half precision needs it, as many times too large as
+        the loss scale says. What takes them, `updated_weights` and the update, knows."""
+        return tape.gradient(loss, weights, output_gradients=self.loss_scale, unconnected_gradients="zero")
 
     def updated_weights(self, group: str, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns all weights as they are once a group has taken its step along its gradients and decayed."""

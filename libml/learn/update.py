@@ -68,6 +68,12 @@ def _of_all_replicas(found: Found, rows: Tensors) -> tuple[Found, Tensors]:
     return tf.nest.map_structure(lambda v: next(following) if v.dtype.is_floating else v, found), rows
 
 
+def _unscaled(vectors: Tensors, state: PackedState | State) -> Tensors:
+    """Returns packed gradients as they are without the loss scale: a kernel each, where every weight would need one."""
+    scale = state.others.get("loss_scale")
+    return vectors if scale is None else [vector / scale for vector in vectors]
+
+
 def _warn_of_onednn(network: keras.Model) -> None:
     """See `RunConfig.trusts_onednn`."""
     from libml.devices import distribute  # needs TensorFlow
@@ -167,13 +173,14 @@ class Update:
             p = tf.nn.softmax(model.infer_with(unpacked.ema, unpacked.statistics, probe["images"]))
             lessons = [model.augmenter.lessons(probe["policy"], p, views["label"])]
         found, lessons = _of_all_replicas(found, lessons)
+        gradients = _unscaled(found["gradients"], state)
         scalars = dict(found["scalars"])
-        new = self._trained(state, found["gradients"], scalars)
+        new = self._trained(state, gradients, scalars)
         new = new._replace(statistics=found["statistics"], method=found["state"] | equal)
         if model.uses_alignment:
             new.others["predictions"] = banks.push(state.others["predictions"], found["mean_prediction"][None])
         if model.loss_scaling:
-            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in found["gradients"]])
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
             new = tf.nest.map_structure(lambda n, o: n if n is o else tf.where(finite, n, o), new, state)
             new.others.update(self._scale(finite, state.others))
             scalars["monitors/loss_scale"] = new.others["loss_scale"]
@@ -217,8 +224,9 @@ class Update:
     def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
         """See `Step.updated_weights`."""
         packed, by_position = self.pack(state), dict(zip(self.groups[name].indices, gradients, strict=True))
-        weights = dict(enumerate(packed.weights))
-        self._take_step(name, packed, {k: self.weights.vector(by_position, k) for k in self.vectors[name]}, weights, {})
+        weights, own = dict(enumerate(packed.weights)), self.vectors[name]
+        along = _unscaled([self.weights.vector(by_position, k) for k in own], state)
+        self._take_step(name, packed, dict(zip(own, along, strict=True)), weights, {})
         return self.weights.unpack(weights.values())
 
     def gradients(self, views: dict, state: State) -> Found:
