@@ -402,7 +402,7 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
         if len(scalars) > CAPACITY:
             raise ValueError(f"{type(model).__name__} logs {len(scalars)} scalars; at most {CAPACITY} fit.")
         names[:] = sorted(scalars)
-        values = tf.cast(tf.stack([*(tf.cast(scalars[name], tf.float32) for name in names), tf.ones([])]), tf.float64)
+        values = tf.stack([*(tf.cast(scalars[name], tf.float64) for name in names), tf.ones([], tf.float64)])
         return state, tf.pad(values, [[CAPACITY - len(names), 0]])
 
     @tf.function(autograph=False)  # which would rewrite everything that the step calls
