@@ -8,7 +8,7 @@ import numpy as np
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import ALIGNMENT_LENGTH, Equal, LossOutput, SSLModel, Step, banks, losses, mixing, optim
+from libml.learn import ALIGNMENT_LENGTH, Equal, LossOutput, Nesterov, SSLModel, Step, banks, losses, mixing
 
 
 class AdaMatch(SSLModel):
@@ -32,9 +32,9 @@ class AdaMatch(SSLModel):
         return self.options.form == "authors"
 
     @property
-    def optimizer_rule(self) -> optim.Nesterov:
+    def optimizer_rule(self) -> Nesterov:
         """SGD with momentum; Nesterov's in USB's form."""
-        return optim.Nesterov(nesterov=self.options.form == "usb")
+        return Nesterov(nesterov=self.options.form == "usb")
 
     def learning_rate(self, images_seen):
         """As all methods', or lr cos(t arccos 1/4) in the authors' form, t the share of the run."""

@@ -8,7 +8,7 @@ import cssl
 from libml import augment, networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import AdamModel, LossOutput, losses, mixing, optim
+from libml.learn import AdamModel, LossOutput, Nesterov, losses, mixing
 
 WEIGHTS = {"projective": 10.0, "affine": 7.5, "similarity": 5.0, "euclidean": 2.0, "ccbs": 0.5}  # lambda_k
 
@@ -46,7 +46,7 @@ class EnAET(AdamModel):
         decoders = [v for decoder in self.network.decoders.values() for v in decoder.trainable_variables]
         return {"network": self.group(self.network.network.trainable_variables, decays=lambda v: True),
                 "decoders": self.group(decoders, decays=lambda v: True)._replace(
-                    rule=optim.Nesterov(), decoupled=False, learning_rate=self.decoder_rate,
+                    rule=Nesterov(), decoupled=False, learning_rate=self.decoder_rate,
                     wd=self.options.decoder_wd)}
 
     def decoder_rate(self, images_seen):

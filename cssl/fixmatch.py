@@ -6,7 +6,7 @@ another decay, a mean teacher, sharpened predictions, other views. Their default
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import SSLModel, ThresholdOptions, UnlabeledLoss, losses, optim
+from libml.learn import Adam, Nesterov, SSLModel, ThresholdOptions, UnlabeledLoss, losses
 
 
 class FixMatch(SSLModel):
@@ -36,8 +36,8 @@ class FixMatch(SSLModel):
         """SGD with momentum, or Adam."""
         options = self.options
         if options.optimizer == "adam":
-            return optim.Adam(options.beta1, options.beta2, 1e-8 if options.beta2 else 1e-4)
-        return optim.Nesterov(options.momentum, options.nesterov)
+            return Adam(options.beta1, options.beta2, 1e-8 if options.beta2 else 1e-4)
+        return Nesterov(options.momentum, options.nesterov)
 
     def learning_rate(self, images_seen):
         """The cosine, or lr + (lr_end - lr) t, t from 0 to 1 over the run."""

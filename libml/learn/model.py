@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 from libml import augment
 from libml.config import make_options, option
 from libml.lazy import keras, tf
-from libml.learn import losses, optim
+from libml.learn import losses
 from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
 from libml.learn.packing import Packing, by_kind
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes
-from libml.learn.update import Group, PackedState, State, Update
+from libml.learn.update import Adam, Group, Nesterov, PackedState, State, Update
 from libml.networks.custom import check_network
 from libml.randomness import HOST, fold_in
 
@@ -136,9 +136,9 @@ class SSLModel(KerasModel):
         return network
 
     @property
-    def optimizer_rule(self) -> optim.Nesterov | optim.Adam:
+    def optimizer_rule(self) -> Nesterov | Adam:
         """From gradients to new weights."""
-        return optim.Nesterov()
+        return Nesterov()
 
     @property
     def views_per_image(self) -> tuple[int, int]:
@@ -415,7 +415,7 @@ class AdamModel(SSLModel):
 
     cosine_decay = False
     decoupled_weight_decay = True
-    optimizer_rule = optim.Adam()
+    optimizer_rule = Adam()
 
     @property
     def views_per_image(self) -> tuple[int, int]:

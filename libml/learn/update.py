@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from typing_extensions import NotRequired
 
 from libml.lazy import keras, tf
-from libml.learn import banks, losses, optim
+from libml.learn import banks, losses
 from libml.learn.packing import Packing, by_kind, exchange
 from libml.learn.step import Step
 from libml.randomness import fold_in
@@ -50,12 +50,57 @@ class Found(TypedDict):
     mean_prediction: NotRequired[tf.Tensor]
 
 
+# Optimisers: pure functions from gradients to new values, so that one place can assign them on every replica.
+
+class Nesterov:
+    """SGD with Nesterov momentum in the form TensorFlow 1 had: the velocity sums gradients, not steps.
+
+    v <- m v + g;  w <- w - lr (g + m v), or w - lr v without Nesterov's look-ahead. Unlike Keras's form, a change of
+    the learning rate acts on the whole velocity at once.
+    """
+
+    slots_per_weight = 1
+
+    def __init__(self, momentum: float = 0.9, nesterov: bool = True):
+        self.momentum, self.nesterov = momentum, nesterov
+
+    def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
+               ) -> tuple[Tensors, Tensors]:
+        """Returns the new weights and slots."""
+        del updates
+        velocity = [self.momentum * v + g for v, g in zip(slots, gradients, strict=True)]
+        if not self.nesterov:
+            return [w - lr * v for w, v in zip(weights, velocity, strict=True)], velocity
+        new = [w - lr * (g + self.momentum * v) for w, g, v in zip(weights, gradients, velocity, strict=True)]
+        return new, velocity
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015) with epsilon outside the bias correction, as the paper's faster form and TensorFlow 1."""
+
+    slots_per_weight = 2
+
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8):
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+
+    def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
+               ) -> tuple[Tensors, Tensors]:
+        """Returns the new weights and slots; `updates` counts those before this one."""
+        time = tf.cast(updates + 1, tf.float32)
+        lr = lr * tf.sqrt(1 - self.beta2 ** time) / (1 - self.beta1 ** time)
+        first, second = slots[:len(weights)], slots[len(weights):]
+        first = [m + (1 - self.beta1) * (g - m) for m, g in zip(first, gradients, strict=True)]
+        second = [v + (1 - self.beta2) * (g * g - v) for v, g in zip(second, gradients, strict=True)]
+        new = [w - lr * m / (tf.sqrt(v) + self.epsilon) for w, m, v in zip(weights, first, second, strict=True)]
+        return new, [*first, *second]
+
+
 class Group(NamedTuple):
     """Weights that are trained alike."""
 
     indices: Sequence[int]  # positions among the network's weights
     decayed: Sequence[int]  # those of the weights that decay
-    rule: optim.Nesterov | optim.Adam  # makes new weights of gradients
+    rule: Nesterov | Adam  # makes new weights of gradients
     learning_rate: Callable[[tf.Tensor], tf.Tensor]  # from labelled images seen to the rate
     wd: float  # factor of 0.5 ||W||^2 in the loss
     decoupled: bool  # instead, each update takes wd * rate of the weights away
@@ -175,8 +220,11 @@ class Update:
         found, lessons = _of_all_replicas(found, lessons)
         gradients = _unscaled(found["gradients"], state)
         scalars = dict(found["scalars"])
-        new = self._trained(state, gradients, scalars)
-        new = new._replace(statistics=found["statistics"], method=found["state"] | equal)
+        weights, slots = self._take_steps(self.groups, state, dict(enumerate(gradients)), scalars)
+        decay = model.ema_decay(state.updates)
+        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights, strict=True)]
+        new = state._replace(weights=weights, ema=averages, slots=slots, statistics=found["statistics"],
+                             method=found["state"] | equal, others=dict(state.others))
         if model.uses_alignment:
             new.others["predictions"] = banks.push(state.others["predictions"], found["mean_prediction"][None])
         if model.loss_scaling:
@@ -190,44 +238,36 @@ class Update:
             new.others["rates"] = model.augmenter.updated_rates(rows, state.others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
-    def _trained(self, state: PackedState, gradients: Tensors, scalars: Scalars) -> PackedState:
-        """Returns the state with new weights, slots and averages; completes the scalars."""
+    def _take_steps(self, names: Iterable[str], state: PackedState, gradients: Mapping[int, tf.Tensor],
+                    scalars: Scalars) -> tuple[Tensors, Tensors]:
+        """Returns the vectors of all weights and slots after a step of some groups; completes the scalars."""
         weights, slots = dict(enumerate(state.weights)), dict(enumerate(state.slots))
         scalars["losses/wd"] = tf.zeros([])
-        for number, (name, group) in enumerate(self.groups.items()):
-            decay = losses.weight_decay(state.weights[k] for k in self.vectors[name] if k in self._decayed)
+        for number, name in enumerate(names):
+            group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
+            lr = group.learning_rate(self.model.images_after(state.updates))
+            old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
+            decay = losses.weight_decay(w for k, w in zip(own, old, strict=True) if k in self._decayed)
             scalars["losses/wd"] += decay
             scalars["losses/total"] += 0.0 if group.decoupled else group.wd * decay
-            lr = self._take_step(name, state, gradients, weights, slots)
             scalars[f"monitors/lr_{name}" if number else "monitors/lr"] = lr
-        decay = self.model.ema_decay(state.updates)
-        averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights.values(), strict=True)]
-        return state._replace(weights=[*weights.values()], ema=averages, slots=[*slots.values()],
-                              others=dict(state.others))
-
-    def _take_step(self, name: str, state: PackedState, gradients: Mapping[int, tf.Tensor] | Tensors,
-                   weights: dict[int, tf.Tensor], slots: dict[int, tf.Tensor]) -> tf.Tensor:
-        """Puts a group's new vectors among those of all weights and slots, by number; returns its learning rate."""
-        group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
-        lr = group.learning_rate(self.model.images_after(state.updates))
-        old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
-        for n, k in enumerate(own):
-            if k in self._decayed and group.decoupled:
-                old[n] *= 1 - group.wd * lr
-            elif k in self._decayed:
-                along[n] += group.wd * old[n]
-        new, new_slots = group.rule.update(old, along, [state.slots[k] for k in own_slots], lr, state.updates)
-        weights.update(zip(own, new, strict=True))
-        slots.update(zip(own_slots, new_slots, strict=True))
-        return lr
+            for n, k in enumerate(own):
+                if k in self._decayed and group.decoupled:
+                    old[n] *= 1 - group.wd * lr
+                elif k in self._decayed:
+                    along[n] += group.wd * old[n]
+            new, new_slots = group.rule.update(old, along, [state.slots[k] for k in own_slots], lr, state.updates)
+            weights.update(zip(own, new, strict=True))
+            slots.update(zip(own_slots, new_slots, strict=True))
+        return [*weights.values()], [*slots.values()]
 
     def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
         """See `Step.updated_weights`."""
         packed, by_position = self.pack(state), dict(zip(self.groups[name].indices, gradients, strict=True))
-        weights, own = dict(enumerate(packed.weights)), self.vectors[name]
+        own, unused = self.vectors[name], {"losses/total": tf.zeros([])}
         along = _unscaled([self.weights.vector(by_position, k) for k in own], state)
-        self._take_step(name, packed, dict(zip(own, along, strict=True)), weights, {})
-        return self.weights.unpack(weights.values())
+        weights, _ = self._take_steps([name], packed, dict(zip(own, along, strict=True)), unused)
+        return self.weights.unpack(weights)
 
     def gradients(self, views: dict, state: State) -> Found:
         """What `backward` returns for a batch of views; labels of unlabelled images do not reach the loss."""

@@ -25,7 +25,7 @@ from cssl.vat import VAT
 from libml import networks
 from libml.augment import Augmenter
 from libml.errors import UserError
-from libml.learn import losses, mixing, optim
+from libml.learn import Adam, losses, mixing
 from libml.learn.step import Step
 from libml.randomness import fold_in
 
@@ -429,7 +429,7 @@ def test_adam_against_a_numpy_loop():
     generator = np.random.RandomState(0)
     weights = [generator.normal(size=shape) for shape in ((3, 4), (5,))]
     first, second = [0 * w for w in weights], [0 * w for w in weights]
-    rule = optim.Adam()
+    rule = Adam()
     ours = [tf.constant(w, tf.float32) for w in weights]
     slots = [tf.zeros(w.shape) for w in weights] * rule.slots_per_weight
     for t in range(1, 11):

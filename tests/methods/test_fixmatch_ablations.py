@@ -13,7 +13,7 @@ from libml import data, networks
 from libml.augment import Augmenter
 from libml.config import RunConfig
 from libml.errors import UserError
-from libml.learn import optim
+from libml.learn import Adam, Nesterov
 from libml.randomness import fold_in
 
 
@@ -60,7 +60,7 @@ def test_momentum_and_nesterov():
     rng = np.random.RandomState(0)
     gradients = rng.normal(size=(4, 5)).astype(np.float32)
     for nesterov in (False, True):
-        rule, weight, velocity = optim.Nesterov(0.8, nesterov), np.zeros(5), np.zeros(5)
+        rule, weight, velocity = Nesterov(0.8, nesterov), np.zeros(5), np.zeros(5)
         found, slots = [tf.zeros(5)], [tf.zeros(5)]
         for gradient in gradients:
             velocity = 0.8 * velocity + gradient
@@ -71,9 +71,9 @@ def test_momentum_and_nesterov():
 
 def test_options_reach_the_optimiser():
     rule = plain(momentum=0.5, nesterov=False).optimizer_rule
-    assert isinstance(rule, optim.Nesterov) and (rule.momentum, rule.nesterov) == (0.5, False)
+    assert isinstance(rule, Nesterov) and (rule.momentum, rule.nesterov) == (0.5, False)
     adam = plain(optimizer="adam")
-    assert isinstance(adam.optimizer_rule, optim.Adam) and len(adam.slots) == 2 * len(adam.ema_weights)
+    assert isinstance(adam.optimizer_rule, Adam) and len(adam.slots) == 2 * len(adam.ema_weights)
     assert (adam.optimizer_rule.beta1, adam.optimizer_rule.beta2, adam.optimizer_rule.epsilon) == (0.9, 0.999, 1e-8)
     assert plain(optimizer="adam", beta2=0.0).optimizer_rule.epsilon == 1e-4
 

@@ -15,7 +15,7 @@ from libml import networks
 from libml.augment import gpu
 from libml.config import describe
 from libml.devices import distribute
-from libml.learn import optim
+from libml.learn import Adam
 from libml.learn.model import Equal, SSLModel
 from libml.learn.step import LossOutput
 from libml.randomness import fold_in
@@ -201,7 +201,7 @@ def test_two_replicas_average_two_single_ones(module):
     """Any method, random draws and batch normalisation included: each replica has seeds of its own."""
     method = cssl.method(module)
     # Biases before batch normalisation have no gradient but rounding, which Adam blows up to full steps.
-    network = Plain if isinstance(method.optimizer_rule, optim.Adam) else residual_net
+    network = Plain if isinstance(method.optimizer_rule, Adam) else residual_net
     single = make(method, network, replicas=2)
     halves, before = [views_of(single, seed) for seed in (0, 1)], state_of(single)
     key = tf.constant([0, 0], tf.int64)
