@@ -1,4 +1,5 @@
 """Clusters from environments, strategies, and the same mathematics on 1, 2 and 4 logical devices."""
+import functools
 import subprocess
 import sys
 
@@ -124,13 +125,11 @@ def with_gpus(monkeypatch):
         monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda *arguments: done.update(mirrored=arguments))
         monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda *arguments: done.update(
             resolver=arguments[0], by=arguments[1].implementation.name))
-        for made in (distribute._mirrored, distribute._multi_worker):
-            made.cache_clear()
+        for name in ("_mirrored", "_multi_worker"):  # those that this process really has stay as they are
+            monkeypatch.setattr(distribute, name, functools.cache(getattr(distribute, name).__wrapped__))
         return done
 
-    yield pretend
-    for made in (distribute._mirrored, distribute._multi_worker):
-        made.cache_clear()
+    return pretend
 
 
 @pytest.mark.parametrize(("flag", "gpus", "by"), [
