@@ -251,6 +251,7 @@ def test_bad_lines_are_named(tmp_path, program, rows, message):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_classes_of_equal_numbers_keep_their_numbers(tmp_path, command):
     """In every process, whatever the seed of its strings' hashes; a new name is a new cache."""
     labels = ["1", "01", "001", "٢", "2", "10"]  # the fourth is an Arabic 2

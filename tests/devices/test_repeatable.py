@@ -45,6 +45,7 @@ def test_numbers_of_views_are_what_tensorflow_chose_on_cpus():
             assert (augmenter._uniform(tf.constant(seed, tf.int64), stream, 5, 7).numpy() == expected.numpy()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_reaches_xla(command, tmp_path, deterministic):
     """XLA writes down with what options it compiles; those of GPUs are among them on any machine."""
@@ -56,6 +57,7 @@ def test_deterministic_reaches_xla(command, tmp_path, deterministic):
     assert ("xla_gpu_deterministic_ops: true" in options.read_text()) == deterministic
 
 
+@pytest.mark.slow
 def test_an_operation_that_refuses_determinism_is_one_line(command, tmp_path):
     file = tmp_path / "refusing.py"
     file.write_text(REFUSING)

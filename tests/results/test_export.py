@@ -218,6 +218,7 @@ def test_what_appears_while_an_export_is_made_is_not_lost(shipped, exported, pro
     assert [path.name for path in tmp_path.iterdir()] == ["model"] and (target / "export.json").exists() is force
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty", [False, True])
 def test_two_exports_into_one_folder(shipped, program, tmp_path, monkeypatch, empty):
     real, target = export.write_tflite, tmp_path / "model"

@@ -216,6 +216,7 @@ def test_damage_of_one_run_leaves_the_others_figures(tmp_path, kind, part):
     assert {line.split(": ")[1] for line in done.stderr.splitlines()} == set(map(str, damaged))
 
 
+@pytest.mark.slow
 def test_damage_of_one_run_leaves_the_others_table_and_report(tmp_path):
     damaged = [run for part in ("predictions", "pseudo_labels") for run in with_damaged(tmp_path / part, part)]
     for file in ("metrics.jsonl", "args/args.json", "args/environment.json", "stats/rates.json"):

@@ -58,6 +58,7 @@ def lines_of(done):
     return [line for line in done.stdout.splitlines() if line.endswith(" s]")]
 
 
+@pytest.mark.slow
 def test_checks_that_end_badly_are_lines_and_an_exit_code(children, monkeypatch):
     """One that says so, one that aborts as C++ does, one that is killed, one that hangs: the others go on."""
     children["facts"] = """print('[true, "{\\\\"GPUs\\\\": \\\\"GPU:0 A, GPU:1 B\\\\"}"]')"""

@@ -224,6 +224,7 @@ DAMAGES = {  # none is found by reading the file
         '{"step": 3072, "accuracy": 93, "class_distribution": "x", "credal": 5}')}
 
 
+@pytest.mark.slow
 def test_a_damaged_run_does_not_spoil_the_page(tmp_path, program):
     """Its damage is named where it is described, and the last run is shown as if it were alone."""
     runs = [write_run(tmp_path, [80.0, 90.0, 93.0], dataset=f"cifar10.{seed}@40-1", train_kimg=3, stats=True)
