@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import invoke
+from helpers import invoke, strategy_of
 
 from cssl.tools import doctor
 from libml.augment import OPS, Augmenter
@@ -198,8 +198,7 @@ def test_which_cards_a_build_knows():
 @pytest.mark.parametrize("check", [doctor.all_reduce, doctor.several_devices])
 def test_devices_that_do_not_communicate(monkeypatch, check):
     """Sums that each device keeps to itself are found."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy)
+    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy_of(2))
     assert "2 devices" in check("CPUs")
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", lambda self, operation, value, **_: value)
     with pytest.raises(doctor.Failed, match="are wrong on|differ by at most"):
