@@ -186,12 +186,13 @@ def test_slurm_script(tmp_path, programs, monkeypatch):
                                        *shlex.join(shlex.split(second)[1:]).replace("'", "").split()]
 
 
-def test_the_script_says_nothing_that_its_name_says(tmp_path, programs, program):
+def test_the_script_says_nothing_that_its_name_says(tmp_path, programs, program, monkeypatch):
     """A new line in a name would end the comment that has it."""
+    monkeypatch.chdir(tmp_path)  # where the script would look for .venv, whose python is no stand-in
     script, log = tmp_path / "a\ntouch evil; exit 3\n.sbatch", tmp_path / "log"
     done = program(reproduce.main, "--table=barely", "--filter=svhn.1@10-1", f"--slurm={script}")
     assert len(done.stdout.splitlines()) == 1
-    subprocess.run(["bash", script], env=slurm_environment(programs, log), check=True, timeout=20, cwd=tmp_path)
+    subprocess.run(["bash", script], env=slurm_environment(programs, log), check=True, timeout=20)
     assert not (tmp_path / "evil").exists() and "cssl.lsmatch" in log.read_text()
 
 
