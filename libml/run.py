@@ -207,6 +207,8 @@ class Run:
 
     def result(self, metric: str, last: int = 20) -> float:
         """Returns the median of the last reports of "error", "accuracy" (percent), "ece" …; NaN without any."""
+        if last < 1:
+            raise UserError(f"last={last}: expected how many of the last reports count, 1 or more.")
         values = self.series(metric)[1][-last:]
         return float(np.median(values)) if len(values) else math.nan
 
@@ -335,6 +337,9 @@ class Run:
         """Raises UserError if classes, images or split are not those of data.json; older versions knew only classes."""
         before = self.described("args/data.json")
         names, digest = before.get("class_names"), before.get("digest")
+        if not isinstance(names, list) and self.facts_file.exists():
+            raise UserError(f"{self.facts_file} is damaged: it would tell whether the images are those of the run. "
+                            "Bring it back as training wrote it, or start a new run in another --train_dir or --rerun.")
         if not isinstance(names, list) or digest == now["digest"]:
             return
         if len(names) != len(now["class_names"]) or digest and names != now["class_names"]:

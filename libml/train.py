@@ -155,7 +155,7 @@ class Trainer:
     def _drop_reports_after(self, images: int) -> None:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
         reports = self.run.drop_reports(images)
-        stale = list(self.run.checkpoint_dir.glob("events.out.tfevents.*"))
+        stale = list(self.run.checkpoint_dir.glob("events.out.tfevents.*.v2"))
         with self._whole_or_error("event file"):
             self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir))
             for report in reports:
@@ -315,7 +315,7 @@ class Trainer:
                          f"(raw {scores['accuracy/raw']:6.2f})  ece {scores['ece']:.4f}  {loss.split('/')[1]} "
                          f"{scalars[loss]:.4f}  {rate:8.0f} images/s  time left {timedelta(seconds=int(left))}")
         for hook in self.hooks:
-            hook(self, report)
+            hook(self, dict(report))  # what it changes is its own
         self.callbacks.on_epoch_end(math.ceil(self.updates / self.report_updates) - 1, {
             tag: value for tag, value in report.items() if isinstance(value, int | float)})
 

@@ -251,11 +251,14 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         raise UserError(f"Training labels run from {lowest} to {num_classes - 1}, without {missing[:3] or 'gaps'}, "
                         f"test labels from {test_labels.min()} to {test_labels.max()}; expected classes 0, 1, ..., "
                         "each with a training image (-1: no label).")
-    if class_names is not None and len(set(class_names)) != num_classes:
-        raise UserError(f"Got {len(set(class_names))} class names for {num_classes} classes; expected another one for "
-                        "each class.")
-    if min(seed, valid) < 0:
-        raise UserError(f"seed={seed}, valid={valid}: expected 0 or more.")
+    if isinstance(class_names, str | set | frozenset):
+        raise UserError(f"class_names is {type(class_names).__name__}; expected a list: the first name is class 0.")
+    names = [str(c) for c in (range(num_classes) if class_names is None else class_names)]
+    if not len(names) == len(set(names)) == num_classes:
+        raise UserError(f"Got {len(set(names))} class names for {num_classes} classes (named in all: {len(names)}); "
+                        "expected another one for each class.")
+    if not all(isinstance(number, int | np.integer) and number >= 0 for number in (seed, valid)):
+        raise UserError(f"seed={seed}, valid={valid}: expected whole numbers, 0 or more.")
     digest = hashlib.sha256()
     for array in (images, labels, test_images, test_labels):  # a named array may be larger than memory: some of it
         digest.update(np.ascontiguousarray(array[::max(1, len(array) // SAMPLED) if name else 1]).data)
@@ -264,8 +267,7 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         first = np.argsort(labels < 0, kind="stable")  # the copy may be large: only where it must be
         images, labels = images[first], labels[first]
     source = sources.Source(images, labels, test_images, test_labels,
-                            class_names or [str(c) for c in range(num_classes)], mirror=mirror,
-                            fingerprint=digest.hexdigest())
+                            names, mirror=mirror, fingerprint=digest.hexdigest())
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
     if not split.is_arrays or "/" in name:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME, where NAME has no slash.")

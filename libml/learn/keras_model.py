@@ -376,8 +376,8 @@ class KerasModel(_KerasModel):
     def from_config(cls, config: dict, custom_objects: dict | None = None):
         """Makes a model of what `get_config` returned; weights and state are not part of that."""
         known, config = {"Augmenter": augment.Augmenter, **(custom_objects or {})}, dict(config)
-        with networks.dtype_policy(config.pop("dtype_policy")), keras.saving.CustomObjectScope(known):
-            given = keras.saving.deserialize_keras_object(config)
+        with networks.dtype_policy(config.pop("dtype_policy")):
+            given = keras.saving.deserialize_keras_object(config, custom_objects=known)  # beside those of load_model
             if given.get("options"):
                 given["options"] = cls.Options(**given["options"])
             return cls(**given)

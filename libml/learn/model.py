@@ -197,6 +197,9 @@ class SSLModel(KerasModel):
         x, weak, strong = self.forward_together(views, step)
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         found = self.unlabeled_loss(weak, strong, views, step)
+        if not found.loss.shape == found.mask.shape == strong.shape[:1]:
+            raise ValueError(f"The unlabelled loss of {type(self).__name__} has the shape {found.loss.shape}, its mask "
+                             f"{found.mask.shape}; expected {strong.shape[:1]} of both, a number for each strong view.")
         xeu = tf.reduce_mean(found.loss * found.mask)
         scalars = {"losses/xe": xe, "losses/xeu": xeu, **found.scalars}
         return LossOutput(xe + self.options.wu * xeu, scalars, found.state, (weak, found.mask), found.mean_prediction)

@@ -249,7 +249,9 @@ def _shortest(value: np.floating) -> float:
 
 def find_files(places: str | Path | Iterable[str | Path]) -> list[Path]:
     """Returns the files named, and the images below the folders named; what is named twice is there once."""
-    places = [places] if isinstance(places, str | Path) else places
+    places = [places] if isinstance(places, str | Path) else list(places)
+    if "" in places:
+        raise UserError("An empty name was given; expected image files or folders of them (the current one is \".\").")
     found: dict[Path, Path] = {}  # by where a file really is: one spelling of each
     for place in (expand("images", os.fspath(place)) for place in places):
         if not place.exists():

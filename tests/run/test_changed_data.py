@@ -140,3 +140,25 @@ def test_named_datasets_and_arrays_are_known_again(tmp_path):
     arrays[1] = np.where(arrays[1] < 2, 1 - arrays[1], arrays[1])
     with pytest.raises(UserError, match="other ones or in other classes"):
         train(config.replace(train_kimg=2 * 4 / 1024), cssl.from_arrays(*arrays, num_labels=40, name="arrays:mine"))
+
+
+def test_what_a_hook_changes_is_its_own_and_a_result_is_of_some_reports(tmp_path):
+    data = cssl.load("digits.1@40-1")
+    config = RunConfig.of(cssl.CSSL, dataset="digits.1@40-1", train_dir=str(tmp_path), train_steps=2, batch=4, uratio=1,
+                          filters=2, repeat=1, scales=1, augment="d.d.x")
+    run = cssl.train(config, data, hooks=[lambda trainer, report: report.clear()])
+    assert run.result("accuracy") >= 0
+    with pytest.raises(UserError, match="last=0: expected how many"):
+        run.result("accuracy", last=0)
+    run.facts_file.write_text("")
+    with pytest.raises(UserError, match="data.json is damaged"):
+        cssl.train(config, data)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"class_names": set("abcdefghij")}, "class_names is set; expected a list"),
+    ({"class_names": [*"abcdefghij", "j"]}, "named in all: 11"), ({"seed": 1.5}, "expected whole numbers")])
+def test_names_and_seeds_of_arrays(given, message):
+    digits = sources.digits()
+    with pytest.raises(UserError, match=message):
+        cssl.from_arrays(digits.images, digits.labels, digits.test_images, digits.test_labels, **given)
