@@ -159,7 +159,7 @@ def test_clusters_that_cannot_work(cluster, task):
 
 @pytest.mark.parametrize("change, message", [
     (dict(class_names=["one"]), "Got 1 class names for 10 classes"), (dict(num_labels=0), "no label at all"),
-    (dict(valid=-1), "valid=-1: expected 0 or more"), (dict(seed=-1), "seed=-1"),
+    (dict(valid=-1), "valid=-1: expected whole numbers, 0 or more"), (dict(seed=-1), "seed=-1"),
     (dict(labels=np.eye(10, dtype=int)[np.arange(20) % 10]), "one whole number per image"),
     (dict(labels=np.array([str(i % 10) for i in range(20)])), "one whole number per image"),
     (dict(labels=np.arange(20) % 10 + 0.5), "one whole number per image"), (dict(name="cifar10"), "expected arrays")])
