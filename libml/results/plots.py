@@ -352,15 +352,13 @@ def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Fi
 
 
 def augmentation_rates(run: Run) -> Figure | None:
-    """Plots the rates that a run's CTAugment has learned; None if it has none."""
-    names = run.described("stats/rates.json")
-    return plot_rates(run.arrays("rates", ("rates",))["rates"], names["ops"], names["bins"]) if names else None
-
-
-def plot_rates(rates: np.ndarray, names: Sequence[str], bins: Sequence[Sequence[int]]) -> Figure:
-    """Plots CTAugment's rates [operations, parameters, bins], a line per parameter that has bins."""
+    """Plots the rates that a run's CTAugment has learned, a line per parameter that has bins; None if it has none."""
+    described = run.described("stats/rates.json")
+    if not described:
+        return None
+    rates = run.arrays("rates", ("rates",))["rates"]  # [operations, parameters, bins]
     lines, labels = [], []
-    for name, of_parameters, sizes in zip(names, rates, bins, strict=True):
+    for name, of_parameters, sizes in zip(described["ops"], rates, described["bins"], strict=True):
         for parameter, (line, size) in enumerate(zip(of_parameters, sizes, strict=False)):
             if size:
                 lines.append(np.where(np.arange(len(line)) < size, line, np.nan))
@@ -373,20 +371,18 @@ def plot_rates(rates: np.ndarray, names: Sequence[str], bins: Sequence[Sequence[
     return figure
 
 
-def plot_images(rows: Sequence[np.ndarray], names: Sequence[str], columns: Sequence[object] = (), title: str = "",
-                ) -> Figure:
-    """Plots rows of images [n, H, W, 3] with the names of rows and columns, white where a row is shorter."""
+def plot_images(rows: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
+    """Plots rows of images [n, H, W, 3] with their names, white where a row is shorter."""
     height, width = (side + 2 for side in rows[0].shape[1:3])  # two white pixels between images
     sheet = np.full([len(rows) * height, max(1, *map(len, rows)) * width, 3], 255, np.uint8)
     for r, row in enumerate(rows):
         for c, image in enumerate(row):
             sheet[r * height:(r + 1) * height - 2, c * width:(c + 1) * width - 2] = image
     inches = min(14.0, 0.65 * sheet.shape[1] / width + 1)
-    figure, ((axis,),) = panels(1, 1, inches, (inches - 1) * sheet.shape[0] / sheet.shape[1] + (0.5 if title else 0.1))
+    figure, ((axis,),) = panels(1, 1, inches, (inches - 1) * sheet.shape[0] / sheet.shape[1] + 0.1)
     axis.imshow(sheet, interpolation="nearest")
     _label(axis.yaxis, (np.arange(len(rows)) + 0.5) * height, names)
-    axis.set_xticks((np.arange(len(columns)) + 0.5) * width, columns)
-    axis.set_title(title)
+    axis.set_xticks([])
     return figure
 
 

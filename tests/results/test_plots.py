@@ -255,7 +255,7 @@ def test_long_labels_leave_room_for_the_panels(tmp_path, count):
 
 def test_image_grid():
     rows = [np.full((n, 4, 6, 3), 10 * n, np.uint8) for n in (3, 1)]
-    axis, = plots.plot_images(rows, ["a", "b"], range(3), "title").axes
+    axis, = plots.plot_images(rows, ["a", "b"]).axes
     sheet = axis.images[0].get_array()
     assert sheet.shape == (2 * 6, 3 * 8, 3)
     assert (sheet[:4, 16:22] == 30).all() and (sheet[6:10, :6] == 10).all() and (sheet[6:, 8:] == 255).all()
