@@ -22,7 +22,7 @@ setup(
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
     python_requires=">=3.10",
     package_data={"cssl": ["py.typed", "*.pyi"], "libml": ["py.typed"], "cssl.tools": ["*.sh", "*.npz"],
-                  "libml.augment": ["*.json"]},
+                  "libml.augment": ["*.json"], "libml.results": ["*.json"]},
     entry_points={"console_scripts": [*(f"{command} = cssl.cli:console" for command in METHODS),
                                       *(f"cssl-{tool} = cssl.tools:console" for tool in TOOLS)]},
     install_requires=[

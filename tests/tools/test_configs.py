@@ -115,8 +115,8 @@ def test_a_deviation_is_seen():
     table, row = TABLES["results"], TABLES["results"].rows[-1]
     assert deviations(config, table, row) == {}
     assert deviations(config.replace(filters=16), table, row) == {"filters": (16, 32)}
-    assert deviations(config.replace(train_kimg=32.0), table, row) == {"train_kimg": (32.0, paper.FULL_KIMG),
-                                                                       "schedule_kimg": (32.0, paper.FULL_KIMG)}
+    assert deviations(config.replace(train_kimg=32.0), table, row) == {"train_kimg": (32.0, 65536),
+                                                                       "schedule_kimg": (32.0, 65536)}
     assert Column("cifar10", 40, "error") in row.cells
 
 

@@ -127,8 +127,9 @@ def test_what_is_installed(monkeypatch):
         "cssl-doctor", "cssl-predict", "cssl-export"}
     assert {"cssl", "cssl-fixmatch", "cssl-mean-teacher"} <= set(commands) and len(commands) == len(cssl.methods()) + 10
     assert given["version"] == cssl.__version__ and "cssl.tools" in given["packages"]
-    assert [path.suffix for path in (ROOT / "cssl/tools").iterdir() if path.is_file() and path.suffix != ".py"
-            and f"*{path.suffix}" not in given["package_data"]["cssl.tools"]] == []
+    assert [path for package in given["packages"] for path in (ROOT / package.replace(".", "/")).iterdir()
+            if path.is_file() and path.suffix != ".py"
+            and not any(map(path.match, given["package_data"].get(package, ())))] == []
 
 
 def test_a_metric_is_one_entry(tmp_path, monkeypatch):
