@@ -1,6 +1,7 @@
 """Files that are whole whenever they can be seen, and one clear line where the file system refuses."""
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -11,27 +12,29 @@ from typing import BinaryIO
 
 from libml.errors import UserError
 
+ADVICE = "Name a writable place with free space; what was written before is still there."
+
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, advice: str = ADVICE) -> Iterator[None]:
     """Turns what the file system says into one clear line."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"Cannot write {path} ({error.strerror or error}). Name a writable place with free space; "
-                        "what was written before is still there.") from error
+        raise UserError(f"Cannot write {path} ({error.strerror or error}). {advice}") from error
 
 
 @contextmanager
-def unfinished(folder: Path) -> Iterator[Path]:
+def unfinished(folder: Path, swept: str = "", advice: str = ADVICE) -> Iterator[Path]:
     """Makes a hidden folder beside `folder`, to be renamed to it once it is whole; deletes what is there at the end.
 
-    It is locked while its writer lives. Those of killed writers, which are not, go first.
+    It is locked while its writer lives. Those of killed writers, which are not, go first: of the same `folder`, or all
+    whose names match `swept`.
     """
     prefix = f".{folder.name}-unfinished-"
-    with writing(folder):
+    with writing(folder, advice):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in [path for path in folder.parent.iterdir() if path.name.startswith(prefix)]:
+        for left in list(folder.parent.glob(swept or f"{glob.escape(prefix)}*")):
             lock = _lock(left, wait=False)
             if lock is not None:
                 shutil.rmtree(left, ignore_errors=True)

@@ -1,21 +1,19 @@
 """Named arrays in a folder, memory-mapped when read and complete whenever they can be seen."""
 import errno
+import hashlib
 import json
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from libml.errors import UserError
+from libml.writing import unfinished, writing
 
-CONTENTS, LOCK = "contents.json", "lock"
-STARTING = 3600  # seconds after which a writer must have locked what it writes
+NAME, CONTENTS = "cssl_cache", "contents.json"
 
 
 class Writer:
@@ -45,8 +43,23 @@ class Writer:
         for array in self._open.values():
             array.flush()
         self._open.clear()
-        sizes = {path.name: path.stat().st_size for path in sorted(self._folder.glob("*.npy"))}
-        (self._folder / CONTENTS).write_text(json.dumps({"files": sizes, "meta": self.meta}))
+        paths = sorted(self._folder.glob("*.npy"))
+        (self._folder / CONTENTS).write_text(json.dumps({
+            "files": {path.name: path.stat().st_size for path in paths},
+            "written": {path.name: [path.stat().st_mtime_ns, content_hash(path)] for path in paths},
+            "meta": self.meta}))
+
+
+def content_hash(file: str | Path) -> int:
+    """Returns 64 bits that tell the contents of files apart, 0 of one that cannot be read."""
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        with open(file, "rb") as content:
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
+    except OSError:
+        return 0
+    return int.from_bytes(digest.digest(), "little")
 
 
 @contextmanager
@@ -60,8 +73,11 @@ def opened(folder: Path, build: Callable[[Writer], None]) -> Iterator[tuple[dict
     try:
         contents = json.loads((folder / CONTENTS).read_text())
         for name, size in contents["files"].items():
-            if (actual := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {actual} bytes instead of {size}")
+            status = (folder / name).stat()
+            # Files that were copied have another time: they are read. Caches of older versions know sizes alone.
+            time, content = contents.get("written", {}).get(name, (status.st_mtime_ns, 0))
+            if status.st_size != size or status.st_mtime_ns != time and content_hash(folder / name) != content:
+                raise ValueError(f"{name} has changed since it was written")
         yield {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
                for name in contents["files"]}, contents["meta"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -71,47 +87,17 @@ def opened(folder: Path, build: Callable[[Writer], None]) -> Iterator[tuple[dict
 
 def _write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Builds a cache folder next to its final place and moves it there in one atomic step."""
-    with ExitStack() as stack:
+    advice = (f"Make {folder.parent} writable and make room for the decoded images, or copy the data to a folder of "
+              "your own and name that with --data_dir.")
+    with writing(folder, advice), unfinished(folder, f".{NAME}*-unfinished-*", advice) as place:
+        writer = Writer(place)
+        build(writer)
+        writer.finish()
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(folder.parent)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-unfinished-", dir=folder.parent))
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-            _locks(stack.enter_context((temporary / LOCK).open("w")))
-            writer = Writer(temporary)
-            build(writer)
-            writer.finish()
-            temporary.chmod(0o755)
-            (temporary / LOCK).unlink()
-            os.rename(temporary, folder)
-        except OSError as error:
+            os.rename(place, folder)
+        except OSError:
             if not (folder / CONTENTS).exists():  # otherwise another process was first: its arrays are the same
-                raise UserError(f"Cannot write the decoded images to {folder} ({error.strerror}). Make {folder.parent} "
-                                "writable and make room, or copy the data to a folder of your own and name that with "
-                                "--data_dir.") from error
-
-
-def _locks(file: IO[str]) -> bool:
-    """Locks an open file until it is closed or its process ends; False if another has it, or there are no locks."""
-    with suppress(ImportError, OSError):  # Windows; some network file systems
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what writers have left that were killed: as large as a cache, and of no use."""
-    for left in folder.glob(".*-unfinished-*"):
-        with suppress(OSError):
-            if (left / LOCK).exists():
-                with (left / LOCK).open("r+") as file:
-                    dead = _locks(file)
-            else:  # killed before it had locked it, unless it is just about to
-                dead = time.time() - left.stat().st_mtime > STARTING
-            if dead:
-                shutil.rmtree(left, ignore_errors=True)
+                raise
 
 
 def siblings(folder: Path, of: object) -> dict[Path, int]:

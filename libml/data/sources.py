@@ -19,7 +19,7 @@ from libml.data.names import DATASETS, Dataset
 from libml.errors import UserError
 
 TEST_SHARE = 0.2  # of a user's labelled images, where none are named for the test
-CACHE_NAME = "cssl_cache-1"  # the number changes when the stored arrays change their meaning
+CACHE_NAME = f"{cache.NAME}-1"  # the number changes when the stored arrays change their meaning
 
 
 @dataclass(frozen=True)
@@ -236,14 +236,6 @@ def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
         return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _content_hash(file: str) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    with suppress(OSError), open(file, "rb") as content:  # what cannot be read is told of as an image
-        while chunk := content.read(1 << 20):
-            digest.update(chunk)
-    return int.from_bytes(digest.digest(), "little")
-
-
 def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,
                   writer: cache.Writer) -> None:
     """Stores training images (validation, labelled, unlabelled ones) and test images, with hashes of their files;
@@ -254,7 +246,7 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
         kept, hashes = list[int](), list[int]()
         with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
             warnings.simplefilter("ignore")
-            decoded = pool.map(lambda file: (read_image(file.path, size, size), _content_hash(file.path)), part)
+            decoded = pool.map(lambda file: (read_image(file.path, size, size), cache.content_hash(file.path)), part)
             for i, (pixels, content) in enumerate(tqdm(decoded, f"decoding {title}", len(part), unit="img",
                                                        disable=None)):
                 if isinstance(pixels, str):

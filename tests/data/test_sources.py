@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from functools import partial
 from unittest import mock
 
@@ -239,25 +238,24 @@ with cache.opened(Path(sys.argv[1]), build):
 
 
 def test_what_killed_writers_left_is_swept_when_the_next_one_writes(folder, tmp_path, program):
-    """And only that: not what a living process writes, nor a fresh folder that it is about to lock."""
+    """And only that: not what a living process writes, nor a folder of another name."""
     place = tmp_path / "data" / "folders"
     with subprocess.Popen([sys.executable, "-c", WRITER, place / "cssl_cache-1-x"], stdout=subprocess.PIPE, text=True,
                           cwd=ROOT) as writer:
         try:
             assert writer.stdout.readline() == "writing\n"
             (living,) = place.glob(".*-unfinished-*")
-            for name, age in (("fresh", 0), ("old", 2 * cache.STARTING)):
-                (place / f".c-unfinished-{name}").mkdir()
-                os.utime(place / f".c-unfinished-{name}", (time.time() - age,) * 2)
+            for name in (".cssl_cache-1-y-unfinished-0", ".c-unfinished-0"):
+                (place / name).mkdir()
             arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'data'}"
             program(inspect.main, *arguments)
-            assert {path.name for path in place.glob(".*")} == {living.name, ".c-unfinished-fresh"}
+            assert {path.name for path in place.glob(".*")} == {living.name, ".c-unfinished-0"}
         finally:
             writer.kill()
     program(inspect.main, *arguments)
     assert living.exists()  # nothing was written
     program(inspect.main, *arguments, "--image_size=8")
-    assert [path.name for path in place.glob(".*")] == [".c-unfinished-fresh"]
+    assert [path.name for path in place.glob(".*")] == [".c-unfinished-0"]
 
 
 @pytest.mark.slow
@@ -297,7 +295,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path, command, p
     limited = ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10 ** 6,) * 2); import cssl.tools;"
                "from cssl.tools import inspect; cssl.tools.exit_on_user_error(inspect.main)")
     done = command("-c", limited, *arguments, code=2)
-    assert "Cannot write the decoded images" in done.stderr and "(File too large)" in done.stderr
+    assert "room for the decoded images" in done.stderr and "(File too large)" in done.stderr
     full = OSError(errno.ENOSPC, "No space left on device")
     with mock.patch.object(os, "posix_fallocate", side_effect=full):
         done = program(inspect.main, *arguments, code=2)
@@ -337,9 +335,28 @@ def test_a_cache_that_lacks_something_is_one_clear_line(folder, tmp_path, progra
     assert "is damaged" in program(inspect.main, *arguments, code=2).stderr
 
 
+def test_images_of_the_cache_that_were_overwritten_are_told(folder, tmp_path, program):
+    """Of the same size. A copy, whose files have other times, is as good, and so is a cache of older versions."""
+    arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path}"
+    program(inspect.main, *arguments)
+    (images,) = (tmp_path / "folders").glob("*/images.npy")
+    os.utime(images, (0, 0))
+    program(inspect.main, *arguments)
+    pixels = np.load(images, mmap_mode="r+")
+    pixels[0] = 255 - pixels[0]
+    pixels.flush()
+    os.utime(images, (1, 1))
+    error = program(inspect.main, *arguments, code=2).stderr
+    assert "is damaged (images.npy has changed since it was written)" in error and "Delete that folder" in error
+    contents = images.with_name(cache.CONTENTS)
+    contents.write_text(json.dumps({name: value for name, value in json.loads(contents.read_text()).items()
+                                    if name != "written"}))
+    program(inspect.main, *arguments)
+
+
 def test_unwritable_cache_folder_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with (pytest.raises(UserError, match="Cannot write the decoded images.*--data_dir"),
+    with (pytest.raises(UserError, match="Cannot write .*the decoded images.*--data_dir"),
           cache.opened(tmp_path / "file" / "cache", lambda writer: None)):
         pass
 
