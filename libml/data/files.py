@@ -227,14 +227,14 @@ def _list_csv(path: Path) -> Listing:
         raise UserError(f"{path} cannot be read ({error.strerror}). Expected a CSV file with rows file,label.") \
             from error
     parts = {part: list[File]() for part in PARTS}
-    columns, lines = ["file", "label", "split"], dict[tuple[int, int], int]()
+    columns, lines, line = ["file", "label", "split"], dict[tuple[int, int], int](), 1
     with tqdm(io.StringIO(text), f"reading {path.name}", text.count("\n"), leave=False, unit="row",
               disable=None) as bar:
         reader = csv.reader(bar, strict=True)
         try:
             for row in reader:
                 cells = [cell.strip() for cell in row]
-                if reader.line_num == 1 and "file" in cells:
+                if line == 1 and "file" in cells:
                     if "label" not in cells:
                         raise ValueError(f"the header {','.join(row)[:60]!r} names no column `label`")
                     if twice := [name for name in ("file", "label", "split") if cells.count(name) > 1]:
@@ -242,12 +242,13 @@ def _list_csv(path: Path) -> Listing:
                     columns = cells if "split" in cells else [*cells, "split"]
                 elif any(cells):
                     part, file = _row(cells, columns, path.parent)
-                    if lines.setdefault(file.node, reader.line_num) != reader.line_num:
+                    if lines.setdefault(file.node, line) != line:
                         raise ValueError(f"{cells[columns.index('file')]} is in line {lines[file.node]} already; leave "
                                          "one of them out")
                     parts[part].append(file)
+                line = reader.line_num + 1  # where the next row begins
         except (ValueError, csv.Error) as error:
-            raise UserError(f"{path}, line {reader.line_num}: {error}.") from error
+            raise UserError(f"{path}, line {line}: {error}.") from error
     names = {file.label for file in parts["train"]}
     if len(names) < 2:
         raise UserError(f"{path} has {'one class' if names else 'no class'} among its training images"
@@ -263,6 +264,10 @@ def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
         raise ValueError(f"{len(cells)} cell{'s'[:len(cells) > 1]} {','.join(cells)[:60]!r}; expected "
                          "file,label or file,label,split, separated by commas")
     name, label, word = values["file"], values["label"], values.get("split", "").lower()
+    for cell in (name, label):
+        if "\n" in cell:
+            raise ValueError(f"{cell[:60]!r} goes over several lines; expected a row in each: close the quote that is "
+                             "opened here, or leave it out")
     if word not in _SPLITS:
         raise ValueError(f"split {word!r}; expected train, test, valid, or nothing")
     part = "unlabeled" if _SPLITS[word] == "train" and not label else _SPLITS[word]

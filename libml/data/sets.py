@@ -231,6 +231,9 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         class_names: the numbers themselves when None.
         mirror: whether a mirrored image keeps its class.
         name: tells runs on these arrays from those on others: arrays:NAME; by default a digest of the arrays.
+
+    What you write into the arrays later changes nothing here: images are copied, but for read-only arrays. So give
+    large ones as `np.load(file, mmap_mode="r")`, which stay on the disk.
     """
     labels, test_labels = np.asarray(labels), np.asarray(test_labels)
     for array in (labels, test_labels):
@@ -238,7 +241,7 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
             raise UserError(f"Labels are {array.dtype} of shape {list(array.shape)}; expected one whole number per "
                             "image: 0, 1, ... (-1: none).")
     labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
-    images, test_images = sources.to_rgb(np.asarray(images)), sources.to_rgb(np.asarray(test_images))
+    images, test_images = _own_images(images), _own_images(test_images)
     if len(images) != len(labels) or len(test_images) != len(test_labels) or not (len(labels) and len(test_labels)):
         raise UserError(f"Got {len(images)} images with {len(labels)} labels and {len(test_images)} test images with "
                         f"{len(test_labels)} labels; expected one label per image (-1: none) and a test set.")
@@ -259,6 +262,8 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
                         "expected another one for each class.")
     if not all(isinstance(number, int | np.integer) and number >= 0 for number in (seed, valid)):
         raise UserError(f"seed={seed}, valid={valid}: expected whole numbers, 0 or more.")
+    if not isinstance(mirror, bool | np.bool_):
+        raise UserError(f"mirror={mirror!r}: expected True or False.")
     digest = hashlib.sha256()
     for array in (images, labels, test_images, test_labels):  # a named array may be larger than memory: some of it
         digest.update(np.ascontiguousarray(array[::max(1, len(array) // SAMPLED) if name else 1]).data)
@@ -272,6 +277,13 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     if not split.is_arrays or "/" in name:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME, where NAME has no slash.")
     return make_split(source, split)
+
+
+def _own_images(given: np.ndarray) -> np.ndarray:
+    """Returns images as RGB, apart from an array that its owner may write into."""
+    given = np.asarray(given)
+    images = sources.to_rgb(given)
+    return images.copy() if images.flags.writeable and np.may_share_memory(images, given) else images
 
 
 def make_split(source: sources.Source, name: DatasetName) -> SSLData:

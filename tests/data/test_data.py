@@ -1,4 +1,5 @@
 """Batches: a pure function of (seed, step), exact epochs, disjoint shards; datasets from arrays."""
+import pickle
 import tracemalloc
 from unittest import mock
 
@@ -127,16 +128,27 @@ def test_arrays_without_labels_stay_in_the_unlabelled_stream_only():
     assert len(dataset.unlabeled) == 27 and dataset.image_shape == (8, 8, 3)
 
 
-def test_arrays_are_copied_only_where_their_order_changes():
-    images = np.random.RandomState(0).randint(0, 256, (12, 8, 8, 3)).astype(np.uint8)
+@pytest.mark.parametrize("channels", [[], [1], [3], [4]])
+def test_what_is_written_into_arrays_later_changes_no_data(channels):
+    images = np.random.RandomState(0).randint(0, 256, (12, 8, 8, *channels)).astype(np.uint8)
+    labels, test_images, test_labels, class_names = np.arange(12) % 2, images[:4].copy(), np.arange(4) % 2, ["a", "b"]
+    dataset = data.from_arrays(images, labels, test_images, test_labels, class_names=class_names)
+    kept = pickle.dumps(dataset)
+    for array in (images, labels, test_images, test_labels):
+        array[:] = 1 - array
+    class_names[0] = "c"
+    assert pickle.dumps(dataset) == kept
+
+
+def test_memory_maps_are_copied_only_where_their_order_changes(tmp_path):
+    np.save(tmp_path / "images.npy", np.random.RandomState(0).randint(0, 256, (12, 8, 8, 3)).astype(np.uint8))
+    images = np.load(tmp_path / "images.npy", mmap_mode="r")
     labels = np.array([0, 1, 0, 1, -1, -1, -1, -1, -1, -1, -1, -1])
-    for order, shared in ((np.arange(12), True), (np.arange(12)[::-1], False)):
-        given = images[order].copy()
-        dataset = data.from_arrays(given, labels[order], images[:4], labels[:4])
-        assert np.shares_memory(dataset.images, given) == shared
+    for given, shared in ((labels, True), (labels[::-1], False)):
+        dataset = data.from_arrays(images, given, images[:4], labels[:4])
+        assert np.shares_memory(dataset.images, images) == shared
         assert (dataset.labels[:4] >= 0).all() and (dataset.labels[4:] < 0).all()
-        np.testing.assert_array_equal(dataset.images, given if shared else given[np.argsort(labels[order] < 0,
-                                                                                            kind="stable")])
+        np.testing.assert_array_equal(dataset.images, images[np.argsort(given < 0, kind="stable")])
 
 
 @pytest.mark.parametrize("change, message", [
@@ -148,6 +160,7 @@ def test_arrays_are_copied_only_where_their_order_changes():
     ({"labels": [0, 1, 10 ** 12, 1]}, "to 1000000000000, without \\[2, 3\\]"),
     ({"labels": np.array([0, 1, 2 ** 63, 1], np.uint64)}, "from -9223372036854775808 to 1"),
     ({"name": "arrays:../x"}, "has no slash"), ({"images": np.zeros((4, 0, 8), np.uint8)}, "of shape .4, 0, 8, 1"),
+    ({"mirror": "no"}, "mirror='no': expected True or False"), ({"mirror": 0}, "mirror=0"),
     ({"class_names": ["a", "a"]}, "Got 1 class names for 2 classes"),
     ({"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int)}, "0 images with 0 labels"),
     ({"test_labels": [0, 5]}, "0 to 5"),

@@ -363,6 +363,18 @@ def test_columns_may_be_in_any_order_even_where_a_row_is_short(tmp_path, program
     assert "line 3: 1 cell 'y'; expected file,label" in done.stderr
 
 
+@pytest.mark.parametrize("rows, start", [
+    ('c.png,"x\nd.png,y\ne.png",', "x"), ('"c.png,x\nd.png,y\ne.png",x,', "c.png,x")])
+def test_a_quote_that_swallows_rows_is_named_by_its_line(tmp_path, program, rows, start):
+    """What it swallows would be a class of its own, and the rows missing. Other columns may have several lines."""
+    for name in "abcde":
+        write(tmp_path / f"{name}.png", ord(name))
+    path = tmp_path / "labels.csv"
+    path.write_text(f'file,label,note\na.png,x,"of two\nlines"\nb.png,y,\n{rows}\n')
+    error = program(inspect.main, f"--dataset=csv:{path}", f"--data_dir={tmp_path}", code=2).stderr
+    assert f"labels.csv, line 5: '{start}" in error and "goes over several lines" in error
+
+
 def test_reading_a_csv_shows_how_far_it_is(tmp_path):
     """On a terminal, before anything slow is imported; the last row ends it."""
     for i in range(2000):
