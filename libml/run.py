@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from libml.config import RunConfig
 from libml.data import files
 from libml.data.names import DatasetName, parse_name
 from libml.devices.lock import Lock
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.writing import write_atomically, write_text, writing
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from libml.results.predict import Predictions
 
 LAST = (1, 10, 20, 50)
+SCORES = {"accuracy": 100, "ece": 1}  # one of which is in every report, and the largest that they can be
 CHECKPOINT = "model.ckpt"
 LENGTHEN = ("The learning rate's cosine spans the first length of a run; one that is to be lengthened needs its final "
             "length as --schedule_kimg from the start. Use the same length")
@@ -406,12 +408,24 @@ class Run:
 
     def checkpoints(self) -> list[str]:
         """Returns the prefixes of the checkpoints, oldest first, by their files."""
-        prefixes = {}
-        for index in self.checkpoint_dir.glob(f"{CHECKPOINT}-*.index"):
-            match = re.fullmatch(rf"{re.escape(CHECKPOINT)}-(\d+)", index.stem)
-            if match and list(self.checkpoint_dir.glob(f"{index.stem}.data-*")):
-                prefixes[int(match[1])] = str(index.with_suffix(""))
-        return [prefixes[number] for number in sorted(prefixes)]
+        return [self.checkpoint_at(number) for number, files in self._checkpoint_files() if len(files) == 2]
+
+    def lost_checkpoint(self) -> str:
+        """Says so if the newest checkpoint lacks a file, and the one before, if any, is read in its place."""
+        newest, files = (self._checkpoint_files() or [(0, {"index", "data"})])[-1]
+        if len(files) == 2:
+            return ""
+        used, missing = ["none", *self.checkpoints()][-1], "index" if "data" in files else "data"
+        return f"{self.checkpoint_at(newest)} lacks its {missing} file; {used} is used instead"
+
+    def _checkpoint_files(self) -> list[tuple[int, set[str]]]:
+        """Returns the checkpoints, oldest first, each with which of index and data there are."""
+        found: dict[int, set[str]] = {}
+        for file in self.checkpoint_dir.glob(f"{CHECKPOINT}-*"):
+            match = re.fullmatch(r".+-(\d+)\.(index|data)(-\d+-of-\d+)?", file.name)
+            if match:
+                found.setdefault(int(match[1]), set()).add(match[2])
+        return sorted(found.items())
 
     def checkpoint_at(self, images: int) -> str:
         """Returns the prefix of the checkpoint after a number of labelled images."""
@@ -480,8 +494,10 @@ def find_checkpoint(text: str | Path) -> str:
             raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
         path = runs[0] if runs else path
         others = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
-        prefixes = (Run(path.parent if path.name == "tf" else path).checkpoints()
-                    or [str(file.with_suffix("")) for file in others])
+        run = Run(path.parent if path.name == "tf" else path)
+        prefixes = run.checkpoints() or [str(file.with_suffix("")) for file in others]
+        if lost := prefixes and run.lost_checkpoint():
+            print(f"warning: {printable(lost)}", file=sys.stderr, flush=True)
     prefix = prefixes[-1] if prefixes else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
     if not Path(prefix + ".index").exists():
         raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "
@@ -522,8 +538,10 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
             continue
         try:
             report = json.loads(line)
-            scored = any(_is_number(report.get(tag)) for tag in ("accuracy", "ece"))
-            if not (scored and _is_number(report["step"]) and report["step"] >= 0):
+            scores = [report[tag] / most for tag, most in SCORES.items() if _is_number(report.get(tag))]
+            if not scores or any(score < 0 or score > 1 for score in scores):
+                raise ValueError
+            if not (_is_number(report["step"]) and report["step"] >= 0):
                 raise ValueError
             reports[int(report["step"])] = report  # a resumed run repeats steps: the later report counts
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -34,6 +34,7 @@ CAPACITY = 64  # scalars a step may return, and one more that counts the steps
 PSEUDO_LABEL_SAMPLE = 512  # unlabelled images, at most, whose pseudo-labels are kept for the report page
 FOLLOWED = 12  # of them, those whose credal sets are in every report
 TEST_SAMPLE = 24  # test images kept for the report page, of each kind
+EVENTS = ".cssl.v2"  # how our event files end: a user may write others beside them
 CHUNK_SECONDS = 1.0  # between looks at signals: long enough to keep Python out, short enough to react
 
 Hook: TypeAlias = "Callable[[Trainer, dict], None] | keras.callbacks.Callback"
@@ -124,6 +125,8 @@ class Trainer:
         with self.group.errors_stop_all():
             if self.is_chief:
                 found = self.run.checkpoints()
+                if lost := self.run.lost_checkpoint():
+                    self.log(f"warning: {lost}.")
                 path = restore_newest(self.checkpoint, found, self.log)
                 if path is None:
                     self._check_nothing_is_lost()
@@ -155,9 +158,9 @@ class Trainer:
     def _drop_reports_after(self, images: int) -> None:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
         reports = self.run.drop_reports(images)
-        stale = list(self.run.checkpoint_dir.glob("events.out.tfevents.*.v2"))
+        stale = list(self.run.checkpoint_dir.glob(f"events.out.tfevents.*{EVENTS}"))
         with self._whole_or_error("event file"):
-            self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir))
+            self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir), filename_suffix=EVENTS)
             for report in reports:
                 self._summarize(report)
             self._writer.flush()

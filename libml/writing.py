@@ -1,18 +1,21 @@
 """Files that are whole whenever they can be seen, and one clear line where the file system refuses."""
 from __future__ import annotations
 
-import glob
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from libml.errors import UserError
 
 ADVICE = "Name a writable place with free space; what was written before is still there."
+LOCK = "cssl.lock"  # of what `unfinished` makes
+SOFTWARE = "cssl"  # by which our figures are known again
+_FIGURE = rb"\x89PNG.{,200}Software\0cssl|<\?xml.{,999}<dc:title>cssl<"
 
 
 @contextmanager
@@ -25,48 +28,38 @@ def writing(path: Path, advice: str = ADVICE) -> Iterator[None]:
 
 
 @contextmanager
-def unfinished(folder: Path, swept: str = "", advice: str = ADVICE) -> Iterator[Path]:
-    """Makes a hidden folder beside `folder`, to be renamed to it once it is whole; deletes what is there at the end.
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Makes a folder within a hidden one beside `folder`, to be renamed to `folder` once it is whole; deletes what is
+    left at the end.
 
-    It is locked while its writer lives. Those of killed writers, which are not, go first: of the same `folder`, or all
-    whose names match `swept`.
+    The hidden one holds a lock while its writer lives. Those of killed writers, for any folder here, go first; what
+    has no such lock is not ours.
     """
-    prefix = f".{folder.name}-unfinished-"
-    with writing(folder, advice):
+    with ExitStack() as stack:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in list(folder.parent.glob(swept or f"{glob.escape(prefix)}*")):
-            lock = _lock(left, wait=False)
-            if lock is not None:
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(lock)
+        for left in folder.parent.glob(f".*-unfinished-*/{LOCK}"):
+            with suppress(OSError), left.open("r+") as file:
+                if _locks(file, wait=False):
+                    shutil.rmtree(left.parent, ignore_errors=True)
         while True:
-            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
-            lock = _lock(place, wait=True)
-            if place.exists():  # nobody has taken it for a dead one's before it was locked
+            hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-unfinished-"))
+            stack.callback(shutil.rmtree, hidden, ignore_errors=True)
+            file = stack.enter_context((hidden / LOCK).open("w"))
+            _locks(file, wait=True)
+            if (hidden / LOCK).exists():  # nobody has taken it for a dead one's before it was locked
                 break
-    try:
-        place.chmod(0o755)
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        (hidden / folder.name).mkdir()
+        yield hidden / folder.name
 
 
-def _lock(folder: Path, wait: bool) -> int | None:
-    """Locks a folder until the handle that is returned is closed; None where another process has it or none can."""
-    try:
+def _locks(file: IO[str], wait: bool) -> bool:
+    """Locks an open file until it is closed or its process ends; False if another has it, or there are no locks."""
+    with suppress(ImportError, OSError):  # Windows; some network file systems
         import fcntl
 
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # it is another's, or of a file system without locks
-        os.close(handle)
-        return None
-    return handle
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return True
+    return False
 
 
 def _is_device(path: Path) -> bool:
@@ -89,7 +82,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 write(file)
-            os.chmod(temporary, 0o644)
+            os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -100,8 +93,11 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def check_writable(path: Path) -> None:
-    """Raises UserError if a file cannot be written there: before hours are spent on what is to be in it."""
+def check_writable(path: Path, ours: bytes) -> None:
+    """Raises UserError if a file cannot be written there: before hours are spent on what is to be in it.
+
+    A file that is there is overwritten only if it begins with `ours`, a regular expression, as this program's do.
+    """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it.")
     if _is_device(path):
@@ -109,3 +105,22 @@ def check_writable(path: Path) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
+        if path.exists():
+            with path.open("rb") as file:
+                start = file.read(4096)
+            if start and not re.match(ours, start, re.DOTALL):
+                raise UserError(f"{path} was not written by this command, and would be overwritten. Name another file, "
+                                "or move it away.")
+
+
+def figure_files(stem: str | Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Returns the files of a figure, whose `stem` may carry the ending of one; UserError as `check_writable`."""
+    stem = Path(stem)
+    if not stem.name or stem.is_dir():
+        raise UserError(f"{stem} is a folder: name a file in it.")
+    if stem.suffix in (".png", ".svg"):
+        stem = stem.with_suffix("")
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in endings]
+    for path in paths:
+        check_writable(path, _FIGURE)
+    return paths

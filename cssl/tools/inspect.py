@@ -18,7 +18,7 @@ import numpy as np
 from cssl import cli, tools
 from libml.data.names import GRAMMAR, parse_name
 from libml.errors import printable
-from libml.writing import check_writable
+from libml.writing import figure_files
 
 if TYPE_CHECKING:
     from libml.data import SSLData
@@ -50,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
     parse_name(args.dataset)  # a wrong name needs no TensorFlow
     if args.png:
-        check_writable(args.png)
+        figure_files(args.png, ("png",))
     cli.start_tensorflow()
     from libml import data
 

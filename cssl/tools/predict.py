@@ -12,22 +12,21 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cssl
 from cssl import cli, tools
-from libml.data.files import IMAGE_SUFFIXES
 from libml.errors import UserError, printable
-from libml.writing import check_writable, write_atomically
+from libml.writing import check_writable, figure_files, write_atomically
 
 if TYPE_CHECKING:
     from libml.results.predict import Predictions
 
 SHEET_IMAGES = 48
+CSV = rb"file,class,probability(,credal_class)?(,alpha)?(,credal_set)?(,set)?(,\"?p_[^\n]*)?\n"  # how ours begin
 
 
 def quoted(name: str) -> str:
@@ -44,11 +43,14 @@ def to_csv(records: list[dict], escape: Callable[[str], str] = str) -> str:
             record["set"] = "|".join(map(quoted, record["set"]))
         rows.append({escape(name): escape(value) if isinstance(value, str) else value
                      for name, value in (record | row).items()})
+    return "".join(map(csv_line, [rows[0], *(row.values() for row in rows)]))
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """Formats a row of CSV. What ends a line here or elsewhere is quoted: csv looks for the letters of its own end."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def draw_sheet(predictions: Predictions, file: Path) -> None:
@@ -68,14 +70,6 @@ def draw_sheet(predictions: Predictions, file: Path) -> None:
         print(f"contact sheet: {printable(path)}", file=sys.stderr)
 
 
-def check_no_image(file: Path, places: list[str]) -> None:
-    """Raises UserError if an output would overwrite one of the images: `--csv *.png` names the first."""
-    real = Path(os.path.realpath(file))
-    named = any(Path(os.path.realpath(place)) in (real, *real.parents) for place in places)
-    if named and file.exists() and file.suffix.lower() in IMAGE_SUFFIXES:
-        raise UserError(f"{file} is one of the images, which would be overwritten. Name another file.")
-
-
 def main() -> None:
     """Prints what the command line asks for."""
     parser = tools.parser(__doc__)
@@ -93,11 +87,12 @@ def main() -> None:
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: the run's")
     args = parser.parse_args()
     coverage = tools.number("coverage", args.coverage, "a number between 0 and 1, such as 0.9")
-    for file in filter(None, (args.csv, args.sheet)):
-        check_writable(file)
-        check_no_image(file, args.files)
     if args.csv and args.csv == args.sheet:
         raise UserError(f"--csv and --sheet are both {args.csv}: name two files.")
+    if args.csv:
+        check_writable(args.csv, CSV)
+    if args.sheet:
+        figure_files(args.sheet, ("png",))
     cli.start_tensorflow()
     from libml.results.predict import EXPORT_FILE
 
@@ -124,6 +119,8 @@ def main() -> None:
         print(to_csv(records), end="")
     if args.sheet:
         draw_sheet(found, args.sheet)
+    for note in found.notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
     for file, reason in found.unreadable:
         print(f"unreadable: {printable(file)} ({printable(reason)})", file=sys.stderr)
     if found.unreadable:

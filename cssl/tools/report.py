@@ -22,7 +22,7 @@ from libml.errors import UserError
 from libml.results import plots, tables
 from libml.results.metrics import METRICS, shown
 from libml.run import Run, find_runs, medians
-from libml.writing import write_text
+from libml.writing import check_writable, write_text
 
 STYLE = """
 :root { color-scheme: light dark; --shade: color-mix(in srgb, CanvasText 6%, Canvas);
@@ -249,7 +249,8 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
     reported = [run for run in runs if run.reports]
     tags = ["error", *(tag for tag in METRICS
                        if tag != "accuracy" and any(len(run.series(tag)[1]) for run in reported))]
-    parts = [f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+    parts = [f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="generator" '
+             f'content="cssl-report"><title>{text(title)}</title>'
              f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
              f'<h1>{text(title)}</h1><p class="quiet">Runs: {len(runs)}, finished: '
              f"{sum(run.finished for run in runs)}.</p><h2>Results</h2>", *results(runs, tags)]
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("--title", default="Semi-supervised learning runs")
     parser.add_argument("--no-images", action="store_true", help="leave out the images of the datasets: a small page")
     args = parser.parse_args()
+    check_writable(args.output, rb"<!DOCTYPE html>.{,99}cssl-report")
     with np.errstate(all="ignore"):  # of damaged runs numbers may be any
         write_text(args.output, page(find_runs(args.runs), args.title, not args.no_images))
     print(args.output)

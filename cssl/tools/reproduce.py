@@ -27,7 +27,7 @@ from libml.devices.machine import usable_cores
 from libml.errors import UserError, printable
 from libml.results import paper
 from libml.run import Run
-from libml.writing import write_text
+from libml.writing import check_writable, write_text
 
 AT_ONCE = "runs at the same time, each with its share of the cores (default: %(default)s)"
 
@@ -168,6 +168,7 @@ def main() -> int:
         print(f"note: reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}",
               file=sys.stderr)
     if args.slurm and todo:
+        check_writable(args.slurm, rb"#!/bin/bash\n# One task per run. Submit with")
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()
         path = printable(shlex.quote(str(args.slurm)))  # it stands in a comment, which a new line would end

@@ -89,7 +89,7 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Builds a cache folder next to its final place and moves it there in one atomic step."""
     advice = (f"Make {folder.parent} writable and make room for the decoded images, or copy the data to a folder of "
               "your own and name that with --data_dir.")
-    with writing(folder, advice), unfinished(folder, f".{NAME}*-unfinished-*", advice) as place:
+    with writing(folder, advice), unfinished(folder) as place:
         writer = Writer(place)
         build(writer)
         writer.finish()

@@ -173,9 +173,12 @@ def _file(label: str, path: str, status: os.stat_result) -> File:
     return File(label, path, status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
-def image_files(folder: Path) -> list[Path]:
-    """The images below a folder, in the order of their paths; hidden files, which systems leave behind, are none."""
-    return [Path(file.path) for file in _Walk().images("", folder)]
+def image_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """The images below a folder, in the order of their paths, and one line about what is passed over, if anything is.
+    """
+    walk = _Walk()
+    found = [Path(file.path) for file in walk.images("", folder)]
+    return found, [str(walk)] if walk.passed else []
 
 
 def _list_folder(path: Path) -> Listing:

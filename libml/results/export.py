@@ -327,7 +327,9 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
         raise UserError("ONNX needs the package tf2onnx, which is not installed: pip install tf2onnx onnx.")
     if temperature is not None and not calibration.LOWEST <= temperature <= calibration.HIGHEST:
         raise UserError(f"temperature={temperature}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
-    with unfinished(folder) as place:
+    with contextlib.ExitStack() as stack:
+        with writing(folder):
+            place = stack.enter_context(unfinished(folder))
         classifier = Classifier.of_model(model, class_names, data)
         try:
             calibrated = calibrate(classifier, data(), temperature)

@@ -19,7 +19,7 @@ from libml.results import metrics
 from libml.results.paper import Column
 from libml.results.tables import Difference, mean_and_std, row_labels
 from libml.run import Run
-from libml.writing import write_atomically
+from libml.writing import SOFTWARE, figure_files, write_atomically
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -67,15 +67,11 @@ def panels(rows: int, columns: int, width: float, height: float, grid: str = "")
 
 
 def save(figure: Figure, stem: str | Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Writes a figure in one or more formats and returns the paths; `stem` may carry the ending of one."""
-    stem = Path(stem)
-    if not stem.name or stem.is_dir():
-        raise UserError(f"{stem} is a folder: name a file in it.")
-    if stem.suffix in (".png", ".svg"):
-        stem = stem.with_suffix("")
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in endings]
+    """Writes a figure in one or more formats and returns the paths, as `figure_files`."""
+    paths = figure_files(stem, endings)
     for path, ending in zip(paths, endings, strict=True):
-        write_atomically(path, functools.partial(figure.savefig, format=ending, dpi=150))
+        metadata = {"Software" if ending == "png" else "Creator": SOFTWARE}
+        write_atomically(path, functools.partial(figure.savefig, format=ending, dpi=150, metadata=metadata))
     return paths
 
 

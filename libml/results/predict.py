@@ -128,7 +128,7 @@ class Classifier:
 
     def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:
         """Classifies image files, as `Run.predict`, resized to `image_shape`; with a progress bar on a terminal."""
-        files = find_files(images)
+        files, notes = find_files(images)
         if credal and self.credal is None:
             raise UserError(f"{self.name} has no credal sets to show: its method labels images with distributions. "
                             "Leave --credal out, or use a run of CSSL or C2S2L.")
@@ -164,7 +164,8 @@ class Classifier:
         if not parts:
             use(np.zeros((0, *self.image_shape), np.uint8))
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return Predictions(read, unreadable, joined.pop("logits"), joined.pop("probabilities"), self, joined)
+        return Predictions(read, unreadable, joined.pop("logits"), joined.pop("probabilities"), self, joined,
+                           notes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +182,7 @@ class Predictions:
     probabilities: np.ndarray  # [N, C]
     classifier: Classifier
     credal: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)  # one line for each folder with more than images
 
     @property
     def classes(self) -> list[str]:
@@ -247,18 +249,24 @@ def _shortest(value: np.floating) -> float:
     return float(str(value))
 
 
-def find_files(places: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Returns the files named, and the images below the folders named; what is named twice is there once."""
+def find_files(places: str | Path | Iterable[str | Path]) -> tuple[list[Path], list[str]]:
+    """Returns the files named, and the images below the folders named, with what is passed over there; what is named
+    twice is there once."""
     places = [places] if isinstance(places, str | Path) else list(places)
     if "" in places:
         raise UserError("An empty name was given; expected image files or folders of them (the current one is \".\").")
     found: dict[Path, Path] = {}  # by where a file really is: one spelling of each
+    notes: list[str] = []
     for place in (expand("images", os.fspath(place)) for place in places):
         if not place.exists():
             raise UserError(f"There is no {place}: expected image files or folders of them.")
-        inside = image_files(place) if place.is_dir() else [place]
+        if not (place.is_dir() or place.is_file()):  # reading a pipe may last for ever
+            raise UserError(f"{place} is a pipe or a device; expected image files or folders of them.")
+        inside, passed = image_files(place) if place.is_dir() else ([place], [])
         if not inside:
-            raise UserError(f"The folder {place} holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+            raise UserError(f"The folder {place} holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}). "
+                            f"{' '.join(passed)}".strip())
+        notes += passed
         for file in inside:
             found.setdefault(file.resolve(), file)
-    return list(found.values())
+    return list(found.values()), notes

@@ -20,6 +20,7 @@ from cssl.tools import inspect
 from libml import data
 from libml.data import cache, names, sources
 from libml.errors import UserError
+from libml.writing import LOCK
 
 
 def prepare(name, data_dir, resolve):
@@ -238,24 +239,25 @@ with cache.opened(Path(sys.argv[1]), build):
 
 
 def test_what_killed_writers_left_is_swept_when_the_next_one_writes(folder, tmp_path, program):
-    """And only that: not what a living process writes, nor a folder of another name."""
+    """And only that: not what a living process writes, nor a folder that has no lock of ours."""
     place = tmp_path / "data" / "folders"
     with subprocess.Popen([sys.executable, "-c", WRITER, place / "cssl_cache-1-x"], stdout=subprocess.PIPE, text=True,
                           cwd=ROOT) as writer:
         try:
             assert writer.stdout.readline() == "writing\n"
             (living,) = place.glob(".*-unfinished-*")
-            for name in (".cssl_cache-1-y-unfinished-0", ".c-unfinished-0"):
-                (place / name).mkdir()
+            for name in ("dead", "theirs"):
+                (place / f".c-unfinished-{name}").mkdir()
+            (place / ".c-unfinished-dead" / LOCK).touch()
             arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'data'}"
             program(inspect.main, *arguments)
-            assert {path.name for path in place.glob(".*")} == {living.name, ".c-unfinished-0"}
+            assert {path.name for path in place.glob(".*")} == {living.name, ".c-unfinished-theirs"}
         finally:
             writer.kill()
     program(inspect.main, *arguments)
     assert living.exists()  # nothing was written
     program(inspect.main, *arguments, "--image_size=8")
-    assert [path.name for path in place.glob(".*")] == [".c-unfinished-0"]
+    assert [path.name for path in place.glob(".*")] == [".c-unfinished-theirs"]
 
 
 @pytest.mark.slow

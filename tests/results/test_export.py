@@ -26,7 +26,7 @@ from libml.data import DataFacts, sources
 from libml.errors import UserError
 from libml.results import calibration, export, metrics, predict
 from libml.run import Run
-from libml.writing import unfinished
+from libml.writing import LOCK, unfinished
 
 # A program that has never heard of this one: it writes what each file of an export predicts.
 STRANGER = """
@@ -51,7 +51,7 @@ np.savez(sys.argv[3], **{name: value.astype("S") if value.dtype == object else v
 
 @pytest.fixture(scope="module")
 def images(shipped) -> np.ndarray:
-    return np.stack([np.asarray(Image.open(file)) for file in predict.find_files([shipped.images / "test"])])
+    return np.stack([np.asarray(Image.open(file)) for file in predict.find_files(shipped.images / "test")[0]])
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_networks_of_keras_layers_and_with_heads_are_copied():
 @pytest.mark.slow
 def test_a_program_without_this_one_loads_it(shipped, exported, described, images, tmp_path):
     np.save(tmp_path / "images.npy", images)
-    files = predict.find_files([shipped.images / "test"])
+    files = predict.find_files(shipped.images / "test")[0]
     subprocess.run([sys.executable, "-c", STRANGER, exported, tmp_path / "images.npy", tmp_path / "found.npz", *files],
                    check=True, cwd=tmp_path, capture_output=True, timeout=300,
                    env={**ENVIRONMENT, "PYTHONPATH": "", "TF_ENABLE_ONEDNN_OPTS": "0"})
@@ -271,12 +271,14 @@ def test_only_dead_writers_leftovers_are_swept(tmp_path):
     """A lock belongs to a handle: two writers of this process are as two processes."""
     with unfinished(tmp_path / "model") as first:
         (first / "half").write_text("of one that is being written")
-        (tmp_path / ".model-unfinished-00000000").mkdir()
-        (tmp_path / ".model-archived").mkdir()
-        with unfinished(tmp_path / "model") as second:
-            assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, ".model-archived"}
+        for name in ("dead", "theirs"):
+            (tmp_path / f".model-unfinished-{name}").mkdir()
+        (tmp_path / ".model-unfinished-dead" / LOCK).touch()
+        with unfinished(tmp_path / "other") as second:
+            assert {path.name for path in tmp_path.iterdir()} == {
+                first.parent.name, second.parent.name, ".model-unfinished-theirs"}
             assert (first / "half").exists()
-    assert [path.name for path in tmp_path.iterdir()] == [".model-archived"]
+    assert [path.name for path in tmp_path.iterdir()] == [".model-unfinished-theirs"]
 
 
 @pytest.mark.slow
@@ -446,7 +448,7 @@ def test_half_precision_is_exported_in_float32(tmp_path):
 def test_the_document_runs_as_written(shipped, program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, place in {"RUN": shipped.run, "photos": shipped.images / "test",
-                        "photo.png": predict.find_files([shipped.images])[0]}.items():
+                        "photo.png": predict.find_files(shipped.images)[0][0]}.items():
         Path(name).symlink_to(place)
     blocks = code_blocks(ROOT / "docs/predict_export.md")
     mains = {"cssl-predict": predict_tool.main, "cssl-export": tool.main}

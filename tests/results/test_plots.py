@@ -130,7 +130,8 @@ def test_files(folder, tmp_path, kind):
 
 
 def test_a_figure_that_cannot_be_written_leaves_the_older_one(folder, tmp_path, monkeypatch):
-    (tmp_path / "x.png").write_text("older")
+    older = b"\x89PNG Software\0cssl"
+    (tmp_path / "x.png").write_bytes(older)
 
     def full(self, file, **options):
         file.write(b"half")
@@ -139,7 +140,7 @@ def test_a_figure_that_cannot_be_written_leaves_the_older_one(folder, tmp_path, 
     monkeypatch.setattr(Figure, "savefig", full)
     with pytest.raises(UserError, match="Cannot write .*x.png .No space left"):
         invoke("plot", "curves", folder, "-o", tmp_path / "x")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x.png": "older"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x.png": older}
 
 
 def test_from_the_command_line(command, folder, tmp_path):

@@ -225,8 +225,9 @@ def test_unreadable_files_are_listed_and_the_others_stay_in_order(shipped, predi
     assert [Path(row["file"]).name for row in found] == [f"{number:02d}.png" for number in kept]
     np.testing.assert_allclose([float(row["probability"]) for row in found],
                                predictions.probabilities.max(1)[kept], atol=1e-6)
-    assert done.stderr.splitlines()[-1] == "2 of 20 files could not be read."
-    assert [line.split(" (")[0] for line in done.stderr.splitlines()[:-1]] == [
+    note, *lines, last = done.stderr.splitlines()
+    assert "files that are no images (1)" in note and last == "2 of 20 files could not be read."
+    assert [line.split(" (")[0] for line in lines] == [
         f"unreadable: {tmp_path / name}" for name in ("03.png", "11.png")]
     done = program(tool.main, shipped.run, tmp_path / "03.png", tmp_path / "11.png", code=2)
     assert "None of the 2 files can be read" in done.stderr
@@ -349,17 +350,28 @@ def test_bad_input_is_one_line(shipped, program, tmp_path):
     assert "is a folder" in error(shipped.run, tmp_path / "none", f"--sheet={tmp_path}")
 
 
-def test_images_are_not_overwritten(shipped, predictions, program, tmp_path):
-    image = tmp_path / "photos/0.png"
-    image.parent.mkdir()
-    shutil.copy(predictions.files[0], image)
-    before = image.read_bytes()
-    for flags in ((f"--csv={image}", image), (f"--csv={image}", image.parent), (f"--sheet={image}", image),
-                  (f"--sheet={tmp_path}/photos/../photos/0.png", tmp_path)):
-        assert "is one of the images" in program(tool.main, shipped.run, *flags, code=2).stderr
-    assert image.read_bytes() == before
+def test_two_outputs_have_two_names(shipped, predictions, program, tmp_path):
     same = tmp_path / "x.png"
-    assert "name two files" in program(tool.main, shipped.run, image, f"--csv={same}", f"--sheet={same}", code=2).stderr
+    assert "name two files" in program(tool.main, shipped.run, predictions.files[0], f"--csv={same}", f"--sheet={same}",
+                                       code=2).stderr
+
+
+def test_what_is_no_file_is_named(shipped, predictions, program, tmp_path):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    odd = folder / "a\rb.png"
+    shutil.copy(predictions.files[0], odd)
+    shutil.copy(odd, folder / ".c.png")
+    os.mkfifo(folder / "pipe.png")
+    (folder / "gone.png").symlink_to(tmp_path / "nowhere")
+    assert "pipe.png is a pipe or a device" in program(tool.main, shipped.run, folder / "pipe.png", code=2).stderr
+    done = program(tool.main, shipped.run, folder)
+    assert [row["file"] for row in csv.DictReader(io.StringIO(done.stdout, newline=""))] == [str(odd)]
+    (note,) = done.stderr.splitlines()
+    for kind in ("hidden files or folders", "files that are no images", "broken links"):
+        assert f"{kind} (1)" in note
+    odd.unlink()
+    assert "hidden files or folders (1)" in program(tool.main, shipped.run, folder, code=2).stderr
 
 
 def test_a_diverged_model_predicts_nothing(shipped, program, tmp_path):

@@ -286,6 +286,22 @@ def test_checkpoints_are_found_whatever_the_list_says(run, text, capsys):
     assert "This run is finished: 32 updates" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["index", "data"])
+def test_a_checkpoint_that_lacks_a_file_is_named(run, kind, capsys, program):
+    older, newest = (Path(path).name for path in Run(run).checkpoints()[-2:])
+    (lost,) = (run / "tf").glob(f"{newest}.{kind}*")
+    lost.unlink()
+    theirs = run / "tf" / "events.out.tfevents.1700000000.host.1.0.v2"
+    theirs.write_bytes(b"of a program of the user's")
+    line = f"{newest} lacks its {kind} file; {run / 'tf' / older} is used instead"
+    assert line in program(CSSL, f"--eval_ckpt={run}").stderr
+    assert again(run) == 0
+    output = capsys.readouterr().out
+    assert line in output and f"Continuing from {run / 'tf' / older}" in output
+    assert theirs.exists() and len(list((run / "tf").glob("events*"))) == 2
+    assert not Run(run).lost_checkpoint()
+
+
 @pytest.mark.parametrize("part", ["tf", "stats", "args"])
 def test_a_file_where_a_folder_should_be(run, part, capsys):
     shutil.rmtree(run / part)

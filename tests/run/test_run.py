@@ -72,7 +72,7 @@ def test_links_stay_and_devices_are_written_into(tmp_path):
     assert link.is_symlink() and target.read_text() == "new"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    check_writable(pipe)
+    check_writable(pipe, b"ours")
     write_text(pipe, "through")
     assert os.read(reader, 100) == b"through" and pipe.is_fifo()
     os.close(reader)
@@ -107,7 +107,8 @@ def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ['{"step": -64, "accuracy": 1}', f'{{"step": {10 ** 400}, "accuracy": 1}}',
-                                  f'{{"step": 64, "accuracy": {10 ** 400}}}', '{"step": NaN, "accuracy": 1}'])
+                                  f'{{"step": 64, "accuracy": {10 ** 400}}}', '{"step": 64, "accuracy": 6666}',
+                                  '{"step": 64, "accuracy": 66, "ece": -0.1}', '{"step": NaN, "accuracy": 1}'])
 def test_numbers_that_cannot_be_are_damage(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text('{"step": 32, "accuracy": 50}\n' + line)
     run = Run(tmp_path).read()

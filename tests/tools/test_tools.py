@@ -1,4 +1,5 @@
 """The tools: what they need to start, how they are installed, and a metric that they learn from its one entry."""
+import importlib
 import importlib.util
 import logging
 import re
@@ -50,6 +51,26 @@ def test_help_needs_no_tensorflow(command, tool):
 def test_reading_needs_no_tensorflow(command, folder, tool, arguments, expected):
     done = command("-c", RUN.format(tool=tool), *(argument.replace("RUNS", str(folder)) for argument in arguments))
     assert expected in done.stdout
+
+
+@pytest.mark.parametrize(("tool", "arguments"), [
+    ("report", ["RUNS", "-o", "OUT/x.html"]), ("plot", ["curves", "RUNS", "-o", "OUT/x.png"]),
+    ("reproduce", ["--table=barely", "--slurm=OUT/x.sh"]), ("inspect", ["--dataset=digits.1@40-1", "--png=OUT/x.png"]),
+    ("predict", ["TRAINED", "IMAGES/test/one", "--sheet=OUT/x.png"]),
+    ("predict", ["TRAINED", "IMAGES/test/one", "--csv=OUT/x.csv", "--all"])])
+def test_only_what_a_command_wrote_is_overwritten(program, folder, shipped, tmp_path, tool, arguments):
+    main = importlib.import_module(f"cssl.tools.{tool}").main
+    for word, place in (("RUNS", folder), ("OUT", tmp_path), ("TRAINED", shipped.run), ("IMAGES", shipped.images)):
+        arguments = [argument.replace(word, str(place)) for argument in arguments]
+    program(main, *arguments)
+    written = sorted(tmp_path.iterdir())
+    written[0].chmod(0o600)
+    program(main, *arguments)  # once more
+    assert written[0].stat().st_mode & 0o777 == 0o600 and sorted(tmp_path.iterdir()) == written
+    for theirs in (written[0].read_bytes().replace(b"cssl", b"Cssl")[1:], b"file,label\na.png,1\n"):
+        written[-1].write_bytes(theirs)
+        assert f"{written[-1]} was not written by this command" in program(main, *arguments, code=2).stderr
+        assert written[-1].read_bytes() == theirs
 
 
 @pytest.mark.parametrize("tool", tools.TOOLS)
