@@ -1,118 +1,73 @@
-"""Says whether this machine computes what it should: facts about it, then about two minutes of checks.
+"""Says whether this machine computes what it should: facts about it, then a minute of checks.
 
-    cssl-doctor [--fast] [--json] [--train_dir=experiments] [--data_dir=DIR]
+    cssl-doctor [--fast]
 
-Checks: four updates against those of the original program; one step again and again while all cores are busy;
-augmentation against Pillow, with and without XLA; on all GPUs, or two CPUs: sums of known numbers, and a step against
-that of one device; GPUs that TensorFlow cannot use; images per second. Each is a process of its own: one that crashes
-is a line, and the others go on. Exit code 1 if one fails. The output belongs into every issue.
+Checks: four updates against those of the original program; GPUs that TensorFlow cannot use; one step again and again
+while all cores are busy, and its speed; augmentation against Pillow, with and without XLA; on all GPUs, or two CPUs:
+sums of known numbers, and a step against that of one device. Each is a process of its own: one that crashes is a line,
+and the others go on. Exit code 1 if one fails. The output belongs into every issue.
 """
 from __future__ import annotations
 
-import functools
-import json
 import math
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import cssl
 from cssl import CSSL, cli, tools
 from libml.config import RunConfig, ScaleOptions
-from libml.data.names import DATASETS
 from libml.devices.machine import cpu_facts, nvidia_smi, usable_cores, usable_memory
+from libml.errors import UserError
 from libml.lazy import tf
-
-if TYPE_CHECKING:
-    from libml.learn import SSLModel
 
 ROOT = Path(cssl.__file__).resolve().parent.parent  # where another Python finds this very program
 GOLDEN = Path(__file__).with_name("trajectory_fixmatch.npz")
 # Rounding makes 1e-5 of the first two updates; the tiny batches amplify it, to 2e-5 and 1e-3 in the next two.
 TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
 GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
-REPEATS = 30
-PACKAGES = ("tensorflow", "keras", "numpy", "pillow")
+REPEATS = 20
 INSTALL = "pip install 'cssl[gpu]' brings CUDA's libraries"
 CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow) has newer ones"
 CURES = {"ptxas|libdevice": INSTALL, "CUDA_ERROR_INVALID_HANDLE|no kernel image|sm_120": CONTAINER}  # by what is said
 CHILD_SECONDS = 300  # no check takes a tenth of it
 
 
-class Failed(Exception):
-    """What was measured is not as it should be."""
+# Tasks: each returns what it found on a device, or raises.
+
+def facts(device: str) -> str:
+    """What is known of program and machine, a line each."""
+    from libml.experiment import environment_facts
+
+    known, (_, features) = environment_facts(), cpu_facts()
+    gpus = []
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", "?")))
+        gpus.append(f"{gpu.name.rpartition('device:')[2]} {details.get('device_name')} (capability {capability})")
+    told = {"program": f"cssl {cssl.__version__}, commit {known['commit']}, in {ROOT}",
+            "versions": ", ".join([f"Python {known['python']}", *(
+                f"{name} {metadata.version(name)}" for name in ("tensorflow", "keras", "numpy", "pillow"))]),
+            "machine": f"{known['machine']} ({usable_cores()} usable), {usable_memory() / 1e9:.1f} GB of memory",
+            "system": platform.platform(),
+            "vectors": " ".join(re.findall(r"\b(?:avx|fma|f16c|amx|asimd|sve)\w*", features)) or "unknown",
+            "GPUs": "; ".join(gpus) or "none that TensorFlow can use",
+            "build": ", ".join(f"{key} {value}" for key, value in tf.sysconfig.get_build_info().items())}
+    return "\n".join(f"{name:<10}{fact}" for name, fact in told.items())
 
 
-# Facts.
+def trajectory(device: str) -> str:
+    """Four FixMatch updates have the losses and monitors of the original program's.
 
-def facts(train_dir: str, data_dir: str) -> dict[str, str]:
-    """Returns what is known of program and machine; what cannot be found out says why."""
-    from libml import experiment
-    from libml.data import sources
-    from libml.devices.distribute import onednn_is_on
-
-    runs = Path(train_dir)
-    prepared = [name for name, dataset in DATASETS.items()
-                if dataset.tfds_name and sources.tfds_version_dir(dataset.tfds_name, Path(data_dir))]
-    tellers: dict[str, Callable[[], str]] = {
-        "program": lambda: f"cssl {cssl.__version__}, commit {experiment.commit_of(ROOT)}, in {ROOT}",
-        "versions": lambda: ", ".join([f"Python {platform.python_version()}", *(
-            f"{name} {metadata.version(name)}" for name in PACKAGES), platform.platform()]),
-        "CPU": _cpu,
-        "GPUs": lambda: "; ".join(map(_gpu, tf.config.list_physical_devices("GPU"))) or "none that TensorFlow can use",
-        "nvidia-smi": lambda: "; ".join(nvidia_smi("name,memory.total,memory.free,driver_version")) or "not there",
-        "oneDNN": lambda: "on, but for runs whose --filters is not a multiple of 16" if onednn_is_on() else "off",
-        "build": lambda: ", ".join(f"{key} {value}" for key, value in tf.sysconfig.get_build_info().items()),
-        "memory": lambda: f"{usable_memory() / 1e9:.1f} GB",
-        "disk": lambda: "{:.1f} GB free for {}".format(shutil.disk_usage(next(
-            place for place in (runs, *runs.parents) if place.exists())).free / 1e9, runs),
-        "datasets": lambda: f"{', '.join([*prepared, 'digits'])} in {data_dir}"}
-    found = {}
-    for name, tell in tellers.items():
-        try:
-            found[name] = tell()
-        except Exception as error:  # a fact less is no reason to stop
-            found[name] = f"unknown ({_first_line(error)})"
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
-    # TensorFlow puts a traceback before the message of what happens while it traces.
-    line = lines[-1 if lines[0].startswith("in user code") else 0].strip().removeprefix(f"{name}: ")
-    return f"{name}: {line[:200]}"
-
-
-def _cpu() -> str:
-    model, flags = cpu_facts()
-    vectors = " ".join(re.findall(r"\b(?:avx|fma|f16c|amx|asimd|sve)\w*", flags))
-    return f"{model}, {os.cpu_count()} cores ({usable_cores()} usable), {vectors or 'vectors unknown'}"
-
-
-def _gpu(device: tf.config.PhysicalDevice) -> str:
-    details = tf.config.experimental.get_device_details(device)
-    capability = ".".join(map(str, details.get("compute_capability", "?")))
-    return (f"{device.name.removeprefix('/physical_device:')} {details.get('device_name', '?')} "
-            f"(compute capability {capability})")
-
-
-# Checks: each returns what it measured, or raises.
-
-def trajectory_deviations() -> list[float]:
-    """Replays four FixMatch updates of the original program; returns the largest relative deviation in each.
-
-    Compared are losses and monitors before each update. The network has 8 filters: oneDNN must be off.
+    The network has 8 filters: oneDNN must be off.
     """
     from cssl import FixMatch
     from libml import networks
@@ -126,78 +81,88 @@ def trajectory_deviations() -> list[float]:
     model = FixMatch(network, 10, options=FixMatch.Options(batch=4, uratio=3, confidence=0.3), total_images=1024)
     step = tf.function(model.train_on_views, autograph=False)
 
-    largest = []
+    found = []
     for k in range(len(TOLERANCES)):
         scalars = step({"labeled": to_float(golden["labeled"][k]), "label": tf.constant(golden["label"][k]),
                         "weak": to_float(golden["weak"][k]), "strong": tf.constant(golden["strong"][k])})
         tags = ("losses/xe", "losses/xeu", "losses/wd", "monitors/mask", "monitors/lr")
         pairs = [(float(scalars[tag]), float(golden[f"hist/{tag}"][k])) for tag in tags]
-        largest.append(float(np.max([abs(a - b) / abs(b) if a != b else 0.0 for a, b in pairs])))  # NaN stays NaN
-    return largest
-
-
-def trajectory(device: str) -> str:
-    """Four updates of FixMatch are those of the original program."""
-    with tf.device(device):
-        deviations = trajectory_deviations()
-    pairs = list(zip(deviations, TOLERANCES, strict=True))
-    text = "relative deviations " + ", ".join(f"{value:.1e} (allowed {allowed:g})" for value, allowed in pairs)
-    if not all(value <= allowed for value, allowed in pairs):
-        raise Failed(text)
+        found.append(float(np.max([abs(a - b) / abs(b) if a != b else 0.0 for a, b in pairs])))  # NaN stays NaN
+    text = "largest relative deviations " + ", ".join(
+        f"{value:.1e} (allowed {allowed:g})" for value, allowed in zip(found, TOLERANCES, strict=True))
+    if not (np.array(found) <= TOLERANCES).all():
+        raise UserError(text)
     return text
 
 
-def on(device: str, function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Returns a function as a graph that is computed on a device."""
-    @tf.function(autograph=False)
-    def run(*arguments):
-        with tf.device(device):
-            return function(*arguments)
+def cards(device: str) -> str:
+    """TensorFlow sees the cards that the driver does, and has kernels for them."""
+    listed, seen = nvidia_smi("name,memory.total,driver_version,compute_cap"), tf.config.list_physical_devices("GPU")
+    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if len(listed) > len(seen) and (hidden is None or not seen and hidden not in ("", "-1")):
+        raise UserError(f"nvidia-smi lists {'; '.join(listed)}, TensorFlow uses {len(seen)}: {INSTALL}")
+    for card in listed:
+        own = re.search(r", (\d+)\.(\d)$", card)
+        if own and not any(fits(int(own[1]), int(own[2]), kind) for kind in built):
+            raise UserError(f"{card}: this TensorFlow has kernels for {', '.join(built)}: {CONTAINER}")
+    return f"nvidia-smi lists {'; '.join(listed) or 'none'}, TensorFlow uses {len(seen)}" + (
+        f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
 
-    return run
 
-
-def small_step(device: str, **settings: int) -> tuple[SSLModel, Callable[[], tf.Tensor]]:
-    """Returns a small CSSL model on a device and its step on one fixed batch of digits, as a tf.function."""
-    from libml import experiment
-
-    config = RunConfig.of(CSSL, dataset="digits.1@40-1", **{"batch": 16, "uratio": 3, **settings})  # type: ignore[arg-type]
-    dataset = experiment.load(config)
-    with tf.device(device):
-        model = experiment.build(config, dataset)
-    with tf.device("CPU:0"):
-        batch = next(iter(dataset.dataset(model)))
-    return model, on(device, lambda: model.train_on_bytes(batch)["losses/total"])
+def fits(major: int, minor: int, kind: str) -> bool:
+    """Whether a card runs kernels of a kind: sm_80 those of 8.0 to 8.9, compute_90 what is compiled when it starts."""
+    built = re.search(r"_(\d+)(\d)", kind)
+    return built is not None and int(built[1]) == major and int(built[2]) <= minor
 
 
 def repeated_steps(device: str) -> str:
-    """One step from one state gives the same bits each time, whatever else the machine does."""
-    model, step = small_step(device)
+    """One step from one state gives the same bits each time, whatever else the machine does; how long it takes alone,
+    and for how much of that the host is held up before it can prepare the next.
+    """
+    from libml import experiment
+
+    size = {} if device.startswith("CPU") else {"batch": 64, "filters": 32, "repeat": 4}
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", **{"batch": 16, "uratio": 3, **size})  # type: ignore[arg-type]
+    dataset = experiment.load(config)
+    model = experiment.build(config, dataset)
+    batch = next(iter(dataset.dataset(model)))
+    step = tf.function(lambda: model.train_on_bytes(batch)["losses/total"], autograph=False)
     variables = tf.nest.flatten(model.checkpoint_items())
     start = [variable.numpy() for variable in variables]
-    first: list[np.ndarray] = []
-    differing, largest = 0, 0.0
-    step()  # traces, which takes long enough without the load
+
+    def repeat() -> list[np.ndarray]:
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+        return [step().numpy(), *(variable.numpy() for variable in variables)]
+
+    first, held, busy = repeat(), 0.0, 0.0
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        loss = step()
+        held += time.perf_counter() - begun
+        loss.numpy()
+        busy += time.perf_counter() - begun
     spin = f"import time; end = time.monotonic() + {CHILD_SECONDS}\nwhile time.monotonic() < end: pass"
     load = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for _ in range(usable_cores())]  # they end by themselves should this process die
     try:
-        for _ in range(REPEATS):
-            for variable, value in zip(variables, start, strict=True):
-                variable.assign(value)
-            loss = step()
-            after = [loss.numpy(), *(variable.numpy() for variable in variables)]
-            first = first or after
-            differing += any(a.tobytes() != b.tobytes() for a, b in zip(after, first, strict=True))
-            largest = float(np.max([largest, *map(_relative, after, first)]))
+        turns = [repeat() for _ in range(REPEATS)]
     finally:
         for process in load:
             process.kill()
-    text = f"{differing} of {REPEATS} repeats differ under load"
-    if differing:
-        text += f", by at most {largest:.1e} of a variable's largest entry"
+    return (f"{differences(first, turns, device)}; {REPEATS * model.options.batch / busy:.0f} labelled images/s, "
+            f"{busy / REPEATS:.3f} s a step, of which the host is held {held / busy:.0%}")
+
+
+def differences(first: list[np.ndarray], turns: list[list[np.ndarray]], device: str) -> str:
+    """In how many repeats a bit differs from the first: in none on CPUs, on GPUs by no more than sums in any order."""
+    pairs = [list(zip(turn, first, strict=True)) for turn in turns]
+    differing = sum(any(a.tobytes() != b.tobytes() for a, b in pair) for pair in pairs)
+    largest = float(np.max([_relative(a, b) for pair in pairs for a, b in pair]))
+    text = f"{differing} of {len(turns)} repeats differ under load, by at most {largest:.1e} of a variable's largest"
     if differing and (device.startswith("CPU") or not largest <= GPU_TOLERANCE):
-        raise Failed(text)
+        raise UserError(text)
     return text
 
 
@@ -205,47 +170,27 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(np.subtract(a, b, dtype=np.float64)).max() / (np.abs(b).max() or 1))
 
 
-def pillow(device: str, jit: bool = False) -> str:
+def pillow(device: str) -> str:
     """Every operation of CTAugment, RandAugment and AutoAugment makes the pixels that Pillow makes."""
     from libml.augment import AUTO_OPS, OPS, Augmenter
 
-    number, wrong = 128, []
+    number, wrong = 64, []
     images = np.random.default_rng(0).integers(0, 256, (number, 32, 32, 3)) * np.arange(number)[:, None, None, None]
     images = (images // number).astype(np.uint8)  # from black to the largest contrast
     for augment, table in {"d.d.d": OPS, "d.d.aac": AUTO_OPS}.items():  # AutoAugment's hold RandAugment's
         augmenter = Augmenter(augment, image_shape=(32, 32, 3), mirror=True, shift=4, policies="cifar10",
-                              jit_compile=jit)
+                              jit_compile=device.endswith("XLA"))
         samples = {name: value.numpy() for name, value in augmenter.sample_strong(number, tf.constant([1, 2])).items()}
         samples["ops"][:, 0] = np.arange(number) % len(table)  # chance might leave one out
         wanted = augmenter.strong_reference(images, samples)
-        found = on(device, augmenter.strong_view)(
-            tf.constant(images), tf.nest.map_structure(tf.constant, samples)).numpy()
+        view = tf.function(augmenter.strong_view, autograph=False)
+        found = view(tf.constant(images), tf.nest.map_structure(tf.constant, samples)).numpy()
         pixels = (found != wanted).any(-1).sum((1, 2))  # of each image, those that differ
         wrong += [f"{int(count)} after {' and '.join(list(table)[op] for op in ops)}"
                   for count, ops in zip(pixels, samples["ops"], strict=True) if count]
     if wrong:
-        raise Failed(f"pixels differ in {len(wrong)} images: {'; '.join(wrong[:3])}{' …' if wrong[3:] else ''}")
+        raise UserError(f"pixels differ in {len(wrong)} images: {'; '.join(wrong[:3])}{' …' if wrong[3:] else ''}")
     return f"{len(OPS)} and {len(AUTO_OPS)} operations: no pixel of {2 * number} images differs"
-
-
-def cards(device: str) -> str:
-    """TensorFlow sees the cards that the driver does, and has kernels for them."""
-    listed, seen = nvidia_smi("name,compute_cap"), len(tf.config.list_physical_devices("GPU"))
-    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if len(listed) > seen and (hidden is None or not seen and hidden not in ("", "-1")):
-        raise Failed(f"nvidia-smi lists {'; '.join(listed)}, TensorFlow uses {seen}: {INSTALL}")
-    for card in listed:
-        own = re.search(r", (\d+)\.(\d)$", card)
-        if own and not any(fits(int(own[1]), int(own[2]), kind) for kind in built):
-            raise Failed(f"{card}: this TensorFlow has kernels for {', '.join(built)}: {CONTAINER}")
-    return f"{len(listed)} listed, {seen} used" + (f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
-
-
-def fits(major: int, minor: int, kind: str) -> bool:
-    """Whether a card runs kernels of a kind: sm_80 those of 8.0 to 8.9, compute_90 what is compiled when it starts."""
-    built = re.search(r"_(\d+)(\d)", kind)
-    return built is not None and int(built[1]) == major and int(built[2]) <= minor
 
 
 def strategy_of(devices: str) -> tf.distribute.Strategy:
@@ -267,7 +212,7 @@ def all_reduce(devices: str) -> str:
             lambda context, own=own: tf.constant(own[context.replica_id_in_sync_group], tf.float32))
         for found in strategy.experimental_local_results(strategy.run(add, args=(given,))):
             if (wrong := found.numpy() != own.sum(0)).any():
-                raise Failed(f"{wrong.mean():.1%} of {size} bytes are wrong on {found.device}")
+                raise UserError(f"{wrong.mean():.1%} of {size} bytes are wrong on {found.device}")
     return f"{', '.join(f'{size >> 10} KB' for size in sizes)} over {replicas} devices: every bit is right"
 
 
@@ -294,104 +239,72 @@ def several_devices(devices: str) -> str:
     largest = _relative(*changes)
     text = f"changes of weights by {replicas} devices and by one differ by at most {largest:.1e} of the largest"
     if not largest <= GPU_TOLERANCE:
-        raise Failed(text)
+        raise UserError(text)
     return text
 
 
-def speed(device: str) -> str:
-    """How long a step takes, and for how much of it the host is held up before it can prepare the next."""
-    gpu = device.startswith("GPU")
-    model, step = small_step(device, **(dict(filters=32, repeat=4, batch=64, uratio=7) if gpu else {}))
-    step().numpy()
-    held = busy = 0.0
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        loss = step()
-        held += time.perf_counter() - begun
-        loss.numpy()
-        busy += time.perf_counter() - begun
-    rate = REPEATS * model.options.batch / busy
-    return f"{rate:.0f} labelled images/s, {busy / REPEATS:.3f} s a step, of which the host is held {held / busy:.0%}"
+# Each task is a process of its own.
 
-
-CHECKS: dict[str, Callable[[str], str]] = {
-    "trajectory of the original program": trajectory, "cards": cards, "repeated steps": repeated_steps,
-    "Pillow": pillow, "Pillow with XLA": functools.partial(pillow, jit=True), "all-reduce": all_reduce,
-    "several devices": several_devices, "speed": speed}
-
-
-# Each check is a process of its own.
-
-def child(task: str, *arguments: str) -> None:
-    """Runs a check, or gathers the facts, and prints as JSON whether it went well, and what it says."""
-    cli.start_tensorflow(onednn=not task.startswith("trajectory"))  # settled when TensorFlow is imported
-    for gpu in tf.config.list_physical_devices("GPU"):  # leaves memory to others
+def child(task: str, device: str) -> None:
+    """Does a task, a function of this module, and prints what it found; exit code 1 if that is not as it should be."""
+    if device.startswith("CPU"):  # as on a machine without GPUs; of these, TensorFlow takes the first that it sees
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    cli.start_tensorflow(onednn=task != "trajectory")  # settled when TensorFlow is imported
+    gpus = tf.config.list_physical_devices("GPU")
+    if device.startswith("GPU:"):
+        tf.config.set_visible_devices(gpus[int(device.split()[0][4:])], "GPU")
+    for gpu in gpus:  # leaves memory to others
         tf.config.experimental.set_memory_growth(gpu, True)
     try:
-        well, said = True, json.dumps(facts(*arguments)) if task == "facts" else CHECKS[task](*arguments)
+        print(globals()[task](device))
     except Exception as error:
-        well, said = False, str(error) if isinstance(error, Failed) else _first_line(error)
-    print(json.dumps([well, said]))
+        name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+        # TensorFlow puts a traceback before the message of what happens while it traces.
+        line = lines[-1 if lines[0].startswith("in user code") else 0].strip().removeprefix(f"{name}: ")[:200]
+        print(error if isinstance(error, UserError) else f"{name}: {line}")
+        sys.exit(1)
 
 
-def program_of(task: str, *arguments: str) -> list[str]:
+def program_of(task: str, device: str) -> list[str]:
     """Returns the command line of a process that calls `child`."""
-    return [sys.executable, "-c", f"from cssl.tools import doctor; doctor.child(*{(task, *arguments)!r})"]
+    return [sys.executable, "-c", f"from cssl.tools import doctor; doctor.child({task!r}, {device!r})"]
 
 
-def in_child(task: str, *arguments: str) -> tuple[bool, str]:
-    """Returns what a process that calls `child` printed; one that was ended, or does not end, failed."""
+def in_child(task: str, device: str) -> tuple[bool, str]:
+    """Returns whether a task went well, and what it said; a process that was ended, or does not end, failed."""
     try:
-        hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if "CPUs" in arguments else {}
-        done = subprocess.run(program_of(task, *arguments), cwd=ROOT, capture_output=True, text=True,
-                              errors="replace", timeout=CHILD_SECONDS, env={**os.environ, **hidden})
+        done = subprocess.run(program_of(task, device), cwd=ROOT, capture_output=True, text=True, errors="replace",
+                              timeout=CHILD_SECONDS)
     except subprocess.TimeoutExpired:
         return False, f"no answer within {CHILD_SECONDS} s"
-    if done.returncode == 0:
-        well, said = json.loads(done.stdout.splitlines()[-1])
-    else:
-        well, said = False, (done.stderr.strip().splitlines() or ["nothing was said"])[-1][:200]
+    said = done.stdout.strip()
+    if done.returncode not in (0, 1):
         ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-        said = f"{ended}: {said}"
+        said = f"{ended}: {(done.stderr.strip().splitlines() or ['nothing was said'])[-1][:200]}"
     cures = [cure for pattern, cure in CURES.items() if re.search(pattern, said + done.stderr) and cure not in said]
-    return well, said if well else ": ".join([said, *cures])
-
-
-def run_checks(gpus: list[str], fast: bool) -> Iterator[tuple[str, str, str, float]]:
-    """Runs the checks of this machine one by one; yields ok or FAIL, its name, what was measured, and the seconds."""
-    together = "GPUs" if len(gpus) > 1 else "CPUs"
-    where = {trajectory: ["CPU:0"], cards: ["GPUs"], all_reduce: [together], several_devices: [together]}
-    for name, check in CHECKS.items():
-        for device in where.get(check, ["CPU:0", *gpus]):
-            if not (fast and name.endswith("XLA")):
-                begun = time.perf_counter()
-                well, measured = in_child(name, device)
-                yield ("ok" if well else "FAIL", f"{name}, {device}", measured, round(time.perf_counter() - begun, 1))
+    return done.returncode == 0, ": ".join([said, *cures]) if done.returncode else said
 
 
 def main() -> int:
     """Prints facts and checks as the command line asks; returns the exit code."""
     parser = tools.parser(__doc__)
     parser.add_argument("--fast", action="store_true", help="leave out what XLA has to compile")
-    parser.add_argument("--json", action="store_true", help="print one JSON object; the lines go to stderr")
-    parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="where runs go: %(default)s")
-    parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")
     args = parser.parse_args()
-    lines = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
-    places = [str(place.expanduser().absolute()) for place in (args.train_dir, args.data_dir)]
-    well, found = in_child("facts", *places)
-    known = json.loads(found) if well else {"facts": f"unknown ({found})"}
-    lines("".join(f"{name:<12}{fact}\n" for name, fact in known.items()))
-    done = []
-    for outcome in run_checks(re.findall(r"\bGPU:\d+", known.get("GPUs", "")), args.fast):
-        done.append(outcome)
-        lines("{:<6}{:<44}{}  [{:.1f} s]".format(*outcome))
-    failed = [name for result, name, *_ in done if result == "FAIL"] + ["facts"] * (not well)
-    if args.json:
-        checks = [dict(zip(("result", "name", "measured", "seconds"), outcome, strict=True)) for outcome in done]
-        print(json.dumps({"ok": not failed, "facts": known, "checks": checks}, indent=1))
-    else:
-        lines(f"\nFailed: {'; '.join(failed)}." if failed else "\nThis machine computes what it should.")
+    well, known = in_child("facts", "GPUs")
+    print(f"{known if well else f'facts unknown ({known})'}\n", flush=True)
+    failed = [] if well else ["facts"]
+    gpus = re.findall(r"\bGPU:\d+", known)
+    each, together = ["CPU:0", *gpus], ["GPUs" if len(gpus) > 1 else "CPUs"]
+    with_xla = [] if args.fast else [f"{device} with XLA" for device in each]
+    where = {"trajectory": ["CPU:0"], "cards": ["GPUs"], "repeated_steps": each, "pillow": [*each, *with_xla],
+             "all_reduce": together, "several_devices": together}
+    for task, device in ((task, device) for task, devices in where.items() for device in devices):
+        begun = time.perf_counter()
+        well, measured = in_child(task, device)
+        name = f"{task.replace('_', ' ')}, {device}"
+        print(f"{'ok' if well else 'FAIL':<6}{name:<24}{measured}  [{time.perf_counter() - begun:.1f} s]", flush=True)
+        failed += [] if well else [name]
+    print(f"\nFailed: {'; '.join(failed)}." if failed else "\nThis machine computes what it should.")
     return int(bool(failed))
 
 

@@ -59,9 +59,7 @@ def forward(model, views):
 
 
 def test_trajectory_of_the_original_program():
-    """Four FixMatch updates recorded from the original: losses and monitors before each update."""
-    deviations = doctor.trajectory_deviations()
-    assert len(deviations) == 4 and (np.array(deviations) <= doctor.TOLERANCES).all(), deviations
+    doctor.trajectory("CPU:0")  # raises
 
 
 # Each method's loss against NumPy, from the same logits. 1e-5: float32 against float64.
