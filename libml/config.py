@@ -272,6 +272,8 @@ class RunConfig:
             train_steps: length in updates, instead of `train_kimg`.
             listing: the files of a dataset that is a path alone, where they are known.
         """
+        if not (isinstance(method, type) and hasattr(method, "Options")):
+            raise UserError(f"RunConfig.of got {str(method)[:80]}; expected the class of a method, such as cssl.CSSL.")
         fields = cls.fields(method)
         defaults: Values = {name: field.default for name, field in fields.items()}
         given = _all_checked(method, fields, given)

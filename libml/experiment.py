@@ -48,6 +48,9 @@ COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
     """Returns the images of a run, loaded unless they are at hand, as its method divides them: with calibration images,
     where it asks for a share of them."""
+    if not isinstance(data, SSLData | None):
+        raise UserError(f"data is {type(data).__name__}; expected images as cssl.from_arrays or cssl.load returns "
+                        "them.")
     options, share = config.data, getattr(config.options, "calibration", 0.0)
     data = data or libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
     data = data if options.mirror else dataclasses.replace(data, mirror=False)
@@ -121,9 +124,9 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         config: what to train.
         data: images that the program has at hand, instead of those of `config.data.dataset`.
         network: a function of num_classes and image_shape that returns a Keras classifier from float images in [-1, 1]
-            to logits, instead of `config.network`.
+            to logits, instead of `config.network`. A run knows it by name, layers and weights, not by what `call` does.
         strong: the strong augmentation, instead of the one of `config.augmentation`: a function in the graph of uint8
-            images [N, H, W, 3] and a seed [2], to uint8 or to floats in [-1, 1].
+            images [N, H, W, 3] and a seed [2], to uint8 or to floats in [-1, 1]. A run knows it by name.
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
@@ -169,8 +172,26 @@ def _check_given(config: RunConfig, data: SSLData | None, hooks: Sequence[Hook])
     for hook in hooks:
         if isinstance(hook, type):
             raise UserError(f"The hook {hook.__name__} is a class; expected an instance of it.")
-        if not isinstance(hook, keras.callbacks.Callback):
+        if isinstance(hook, keras.callbacks.Callback):
+            _check_callback(hook)
+        else:
             check_function(hook, "A hook", "trainer", "report")
+
+
+def _check_callback(hook: keras.callbacks.Callback) -> None:
+    """Raises UserError for what a Keras callback would be asked in vain, or would do to the run."""
+    name = f"The hook {type(hook).__name__}"
+    own = [vars(hook), *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("keras."))]
+    by_batch = [method for method in ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+                if any(method in part for part in own)]
+    by_batch += [word for word in ("save_freq", "update_freq") if getattr(hook, word, "epoch") != "epoch"]
+    if by_batch:
+        raise UserError(f"{name} wants to be called at batches ({by_batch[0]}), which train does not do: its epochs "
+                        "are the reports. Leave that out, or use model.fit.")
+    if getattr(hook, "restore_best_weights", False) or isinstance(hook, keras.callbacks.BackupAndRestore):
+        raise UserError(f"{name} puts other weights into the model than are in the run's checkpoint. Leave "
+                        "restore_best_weights and BackupAndRestore out: the same call continues a run, and cssl.open "
+                        "opens any of its checkpoints.")
 
 
 def _check_custom(config: RunConfig, network: Builder | None, strong: Callable | None) -> None:
@@ -370,8 +391,8 @@ def evaluate(run: Run, data: SSLData | None = None) -> dict[str, float]:
     if data is None:
         data = run.data
     else:
-        check_fits(run.facts, data)
         data = load(run.config, data)
+        check_fits(run.facts, data)
     scores, test = evaluate_all(Evaluator(run.model, tf.distribute.get_strategy()), data)
     for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):
         if not np.isnan(value):

@@ -76,6 +76,8 @@ def expand(name: str, path: str) -> Path:
 
 def checked_length(path: Path) -> Path:
     """Returns a path; UserError for one that no file system takes."""
+    if "\0" in str(path):
+        raise UserError(f"The name {path} has a NUL byte in it, which no file system takes. Leave it out.")
     for name, most in [*((part, 255) for part in path.parts), (str(path), 4095)]:
         size = len(os.fsencode(name))
         if size > most:

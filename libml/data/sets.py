@@ -194,7 +194,7 @@ def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
     if parsed.path:
-        if image_size is not None and not (isinstance(image_size, int) and 0 < image_size <= 4096):
+        if image_size is not None and not (type(image_size) is int and 0 < image_size <= 4096):
             raise OptionError(f"image_size={image_size!r}: expected 1 to 4096 pixels.")
         listing = listing or files.listing(files.expand("dataset", parsed.path), parsed.is_csv)
         size = image_size or (files.image_size(listing.pixels) if parsed.is_whole else 32)

@@ -38,6 +38,11 @@ def _is_endless(batches: tf.data.Dataset) -> bool:
     return length == tf.data.INFINITE_CARDINALITY or length > ENDLESS
 
 
+def _check_count(function: str, name: str, count: object) -> None:
+    if count is not None and not (isinstance(count, int | np.integer) and count > 0):
+        raise UserError(f"{function} got {name}={count!r}; expected a whole number from 1 up.")
+
+
 def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
     """Raises UserError for arguments of a model that would fail, or go wrong, in the middle of training."""
     for name, fits, wanted in (
@@ -146,8 +151,7 @@ class KerasModel(_KerasModel):
         if refused:
             raise UserError(f"fit got {', '.join(refused)}; expected nothing of the kind: batches and their order are "
                             "the dataset's, the loss is the method's.")
-        if steps_per_epoch is not None and not (isinstance(steps_per_epoch, int | np.integer) and steps_per_epoch > 0):
-            raise UserError(f"fit got steps_per_epoch={steps_per_epoch!r}; expected a whole number from 1 up.")
+        _check_count("fit", "steps_per_epoch", steps_per_epoch)
         self._check_batches(x, y, steps_per_epoch is None)
         if validation_data is not None:
             validation_data = self._checked_validation(validation_data, arguments.get("validation_steps"))
@@ -311,6 +315,7 @@ class KerasModel(_KerasModel):
             steps: batches of a dataset; None: all.
             **arguments: as Keras has them.
         """
+        _check_count("predict", "batch_size", batch_size)
         if isinstance(x, tf.data.Dataset):
             return self._predict_dataset(x, steps)[0]
         return super().predict(self._checked(x), batch_size=batch_size, verbose=verbose, steps=steps, **arguments)
@@ -350,7 +355,7 @@ class KerasModel(_KerasModel):
         if isinstance(x, tf.data.Dataset):
             logits, y = self._predict_dataset(x, steps)
         else:
-            logits = self.predict(x, batch_size=batch_size or 256, verbose=verbose)
+            logits = self.predict(x, batch_size=256 if batch_size is None else batch_size, verbose=verbose)
         labels = self._checked_labels(y, len(logits))
         from libml.results import metrics
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from libml import augment
 from libml.config import make_options, option
+from libml.errors import UserError
 from libml.lazy import keras, tf
 from libml.learn import losses
 from libml.learn.keras_model import KerasModel, Optimizer
@@ -40,6 +41,12 @@ class Equal:
     """Initial value of state that every replica computes alike, from gathered values: it is not averaged."""
 
     value: np.ndarray
+
+
+def _check_returned(model: SSLModel, found: object, function: str, wanted: type) -> None:
+    if not isinstance(found, wanted):
+        raise UserError(f"{function} of {type(model).__name__} returns {type(found).__name__}; expected "
+                        f"{wanted.__name__}(…) of libml.learn.")
 
 
 class SSLModel(KerasModel):
@@ -197,6 +204,7 @@ class SSLModel(KerasModel):
         x, weak, strong = self.forward_together(views, step)
         xe = tf.reduce_mean(losses.cross_entropy(x, views["label"]))
         found = self.unlabeled_loss(weak, strong, views, step)
+        _check_returned(self, found, "unlabeled_loss", UnlabeledLoss)
         if not found.loss.shape == found.mask.shape == strong.shape[:1]:
             raise ValueError(f"The unlabelled loss of {type(self).__name__} has the shape {found.loss.shape}, its mask "
                              f"{found.mask.shape}; expected {strong.shape[:1]} of both, a number for each strong view.")
@@ -212,6 +220,7 @@ class SSLModel(KerasModel):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
             output = self.compute_losses(views, step)
+        _check_returned(self, output, "compute_losses", LossOutput)
         return step.gradients(tape, output.loss, step.weights), output
 
     # What losses are made of.

@@ -51,20 +51,22 @@ def check_network(network: keras.Model, num_classes: int) -> None:
 
 
 def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-    """Raises UserError unless a network makes finite logits of noise, as for predictions and in training."""
+    """Raises UserError unless a network makes finite logits of noise, as for predictions and in training, and no more.
+    """
     rng, size, name = np.random.RandomState(0), 8, f"The network {network.name}"
     weights = [tf.convert_to_tensor(v) for v in network.trainable_variables]
     options = {"seed": tf.constant([0, 0], tf.int64)} if "seed" in inspect.signature(network.call).parameters else {}
 
-    def logits_of(weights: Sequence[tf.Tensor], training: bool) -> tf.Tensor:
+    def run(weights: Sequence[tf.Tensor], training: bool) -> tuple[tf.Tensor, list, list]:
         images = tf.constant(rng.uniform(-1, 1, (size, *image_shape)), tf.float32)
-        return network.stateless_call(weights, network.non_trainable_variables, images, training=training, **options)[0]
+        return network.stateless_call(weights, network.non_trainable_variables, images, training=training,
+                                      return_losses=True, **options)
 
     for training in (False, True):
         try:
             with tf.GradientTape() as tape:
                 tape.watch(weights)
-                logits = logits_of(weights, training)
+                logits, _, added = run(weights, training)
         except Exception as error:  # layers raise whatever they like
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{name} does not take images of {image_shape} ({reason}).") from error
@@ -75,14 +77,17 @@ def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int,
         if not tf.reduce_all(tf.math.is_finite(logits)):
             raise UserError(f"{name} gives NaN or infinite logits {'in training' if training else 'at inference'}, of "
                             "noise from -1 to 1; expected finite ones.")
+    if added or any(v.constraint is not None for v in network.trainable_variables):
+        raise UserError(f"{name} has regularizers, losses or constraints of its own, which would have no effect: the "
+                        "loss is the method's. Leave them out; its option wd decays kernels.")
     if all(gradient is None for gradient in tape.gradient(logits, weights)):
         raise UserError(f"{name} cannot learn: no gradient of its logits comes to its weights.")
     # Logits may lie between 0 and 1 by chance; whatever the weights are, only probabilities do.
     for _ in range(8):
         if tf.reduce_any((logits < 0) | (logits > 1)):
             return
-        logits = logits_of([v.numpy() * rng.choice([-1, 1], v.shape) + rng.normal(0, 0.02, v.shape) for v in weights],
-                           training=True)
+        logits, *_ = run([v.numpy() * rng.choice([-1, 1], v.shape) + rng.normal(0, 0.02, v.shape) for v in weights],
+                         training=True)
     last = "softmax" if np.allclose(tf.reduce_sum(logits, -1), 1, atol=1e-2) else "sigmoid"
     raise UserError(f"{name} gives numbers from 0 to 1 whatever its weights are, as if it ended in a {last}; expected "
                     "logits: leave it out.")

@@ -59,7 +59,7 @@ def conformal_threshold(scores: np.ndarray, coverage: float) -> float:
     {k : 1 - p_k <= threshold} then holds the true class of a new image of the same kind with at least this probability
     (split conformal prediction, Vovk et al. 2005).
     """
-    if not 0 < coverage < 1:
+    if not (isinstance(coverage, float | np.number) and 0 < coverage < 1):
         raise UserError(f"coverage={coverage}: expected a number between 0 and 1, such as 0.9.")
     rank = max(1, math.ceil((len(scores) + 1) * coverage - 1e-9))  # 0.1 and its like are not quite what they say
     if rank > len(scores):

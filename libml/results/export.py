@@ -313,7 +313,7 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
 
     Where `data` raises UserError, nothing is calibrated. `origin` is what export.json says of where the model is from.
     """
-    folder = Path(os.path.realpath(folder))
+    folder = Path(os.path.realpath(checked_length(folder)))
     if re.search(r"\\|\[.*\]", str(folder)):
         raise UserError(f"{folder} has a backslash or brackets in its name, which TensorFlow reads as a pattern. Name "
                         "another folder.")
@@ -325,8 +325,9 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
     check_target(folder, force)
     if onnx and importlib.util.find_spec("tf2onnx") is None:
         raise UserError("ONNX needs the package tf2onnx, which is not installed: pip install tf2onnx onnx.")
-    if temperature is not None and not calibration.LOWEST <= temperature <= calibration.HIGHEST:
-        raise UserError(f"temperature={temperature}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
+    if temperature is not None and not (isinstance(temperature, int | float | np.number)
+                                        and calibration.LOWEST <= temperature <= calibration.HIGHEST):
+        raise UserError(f"temperature={temperature!r}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
     with contextlib.ExitStack() as stack:
         with writing(folder):
             place = stack.enter_context(unfinished(folder))

@@ -252,7 +252,10 @@ def _shortest(value: np.floating) -> float:
 def find_files(places: str | Path | Iterable[str | Path]) -> tuple[list[Path], list[str]]:
     """Returns the files named, and the images below the folders named, with what is passed over there; what is named
     twice is there once."""
-    places = [places] if isinstance(places, str | Path) else list(places)
+    places = [places] if isinstance(places, str | Path) or not isinstance(places, Iterable) else list(places)
+    for place in places:
+        if not isinstance(place, str | os.PathLike):
+            raise UserError(f"A file is {type(place).__name__}; expected the names of image files or folders.")
     if "" in places:
         raise UserError("An empty name was given; expected image files or folders of them (the current one is \".\").")
     found: dict[Path, Path] = {}  # by where a file really is: one spelling of each

@@ -289,6 +289,17 @@ def test_images_that_the_model_does_not_take(digits, fitted, change, message):
         fitted[0].evaluate(images, [0, 1])
 
 
+@pytest.mark.parametrize("call, message", [
+    (lambda model, images: model.predict(images, batch_size=-1), "predict got batch_size=-1; expected a whole number"),
+    (lambda model, images: model.evaluate(images, [0, 1], batch_size=1.5), "predict got batch_size=1.5"),
+    (lambda model, images: RunConfig.of(keras.Model), "RunConfig.of got <class .*; expected the class of a method"),
+    (lambda model, images: cssl.from_folder("here", image_size=True), "image_size=True: expected 1 to 4096 pixels")])
+def test_arguments_that_make_no_sense(digits, fitted, call, message):
+    with pytest.raises(UserError, match=message) as caught:
+        call(fitted[0], digits.test_images[:2])
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("network", ["keras", "libml"])
 def test_the_size_of_images_is_known_without_an_augmenter(network):
     net = tiny_net(4, (16, 16, 3)) if network == "keras" else networks.build(
@@ -395,7 +406,17 @@ def test_files_that_hold_something_else(tmp_path):
     assert (tmp_path / "garbage.keras").read_bytes() == b"nothing" and not (tmp_path / "m.h5").exists()
 
 
-@pytest.mark.parametrize("path", ["x" * 300, "a/" * 2100], ids=["name", "path"])
+def test_functions_that_keras_does_not_know_are_given(tmp_path):
+    def mine(images, seed):
+        return images
+
+    make(own_strong=mine).save(tmp_path / "m.keras")
+    with pytest.raises(TypeError, match="Could not locate function 'mine'"):
+        cssl.load_model(tmp_path / "m.keras")
+    assert cssl.load_model(tmp_path / "m.keras", custom_objects={"mine": mine}).augmenter.own_strong is mine
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a/" * 2100, "a\0b"], ids=["name", "path", "NUL"])
 def test_paths_that_no_file_system_takes(digits, tmp_path, path):
     path, model = f"{tmp_path}/{path}", make()
     for use in (lambda: cssl.open(path), lambda: cssl.open_export(path), lambda: cssl.from_folder(path),
@@ -404,7 +425,7 @@ def test_paths_that_no_file_system_takes(digits, tmp_path, path):
                 lambda: model.predict_files(path, digits),
                 lambda: networks.build("keras:MobileNet,alpha=0.1", num_classes=2, image_shape=(32, 32, 3),
                                        weights=path)):
-        with pytest.raises(UserError, match="file systems take|File name too long") as caught:
+        with pytest.raises(UserError, match="file systems? takes?|File name too long|null byte") as caught:
             use()
         assert "\n" not in str(caught.value)
 
@@ -527,6 +548,10 @@ def test_networks_are_tried_before_training_begins(digits, tmp_path, last, messa
     model = CSSL(built(last, (16, 16, 3)), 10, batch=4, uratio=2, augmenter=Augmenter("d.d.x", **DIGITS))
     with pytest.raises(UserError, match=message):
         model.fit(digits.dataset(model), steps_per_epoch=1, verbose=0)
+
+
+def dense(num_classes, image_shape, **arguments):
+    return keras.Sequential([keras.Input(image_shape), layers.Flatten(), layers.Dense(num_classes, **arguments)])
 
 
 def built(last, image_shape):
@@ -661,6 +686,12 @@ def test_an_own_network_on_two_replicas(tmp_path):
     (dict(hooks=[5]), "A hook is int; expected a function of trainer and report"),
     (dict(hooks=[lambda: None]), r"A hook is <lambda>\(\); expected a function of trainer and report"),
     (dict(hooks=[keras.callbacks.EarlyStopping]), "The hook EarlyStopping is a class; expected an instance"),
+    (dict(hooks=[keras.callbacks.ModelCheckpoint("x.keras", save_freq=7)]), r"to be called at batches \(save_freq\)"),
+    (dict(hooks=[keras.callbacks.LambdaCallback(on_train_batch_end=print)]), r"at batches \(on_train_batch_end\)"),
+    (dict(hooks=[keras.callbacks.EarlyStopping("ece", restore_best_weights=True)]), "EarlyStopping puts other weights"),
+    (dict(network=lambda c, shape: dense(c, shape, kernel_regularizer="l2")), "has regularizers, losses or"),
+    (dict(network=lambda c, shape: dense(c, shape, activity_regularizer="l2")), "which would have no effect"),
+    (dict(network=lambda c, shape: dense(c, shape, kernel_constraint="non_neg")), "constraints of its own"),
     (dict(hooks=print), "hooks is builtin_function_or_method; expected a list"),
     (dict(network=tiny_net, recompute=True), "recompute=True: a network of your own does what you build into it"),
     (dict(network=tiny_net, sync_bn=True), "sync_bn=True: a network of your own"),

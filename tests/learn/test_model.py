@@ -17,6 +17,7 @@ from cssl.tools import doctor
 from cssl.upsmatch import UPSMatch
 from libml import data, networks
 from libml.augment import Augmenter
+from libml.errors import UserError
 from libml.learn import losses
 from libml.learn.model import SSLModel
 from libml.learn.step import Step, UnlabeledLoss
@@ -456,6 +457,8 @@ class Misused(SSLModel):
 
     def unlabeled_loss(self, weak, strong, views, step):
         state = self.misuse(weak, views, step)
+        if not isinstance(state, dict | None):
+            return state
         return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(weak, -1)), tf.ones([12]),
                              state=state if isinstance(state, dict) else step.state)
 
@@ -464,12 +467,20 @@ class Misused(SSLModel):
     (True, lambda self, weak, views, step: None, "but its loss returns no mean_prediction"),
     (False, lambda self, weak, views, step: self.aligned(weak, step.predictions), "set uses_alignment = True in the "),
     (False, lambda self, weak, views, step: {**step.state, "counts": 1}, "returns state .'count', 'counts'.; initial"),
+    (False, lambda self, weak, views, step: weak[:, 0], "unlabeled_loss of Misused returns .*expected UnlabeledLoss"),
+    (False, lambda self, weak, views, step: UnlabeledLoss(weak[:, 0], weak), r"its mask \(12, \d+\); expected \(12,\)"),
     (False, lambda self, weak, views, step: {}, "returns state ..; initial_state.. declares .'count'.: return all"),
     (False, lambda self, weak, views, step: step.forward(views["weak"], outputs=("head",)), "no output 'head'")])
 def test_misuse_is_named(monkeypatch, alignment, misuse, message):
     monkeypatch.setattr(Misused, "uses_alignment", alignment)
     monkeypatch.setattr(Misused, "misuse", misuse, raising=False)
     with pytest.raises(ValueError, match=message):
+        make(Misused).train_on_views(random_views())
+
+
+def test_a_bare_loss_is_named(monkeypatch):
+    monkeypatch.setattr(Misused, "compute_losses", lambda self, views, step: tf.zeros([]))
+    with pytest.raises(UserError, match="compute_losses of Misused returns .*; expected LossOutput"):
         make(Misused).train_on_views(random_views())
 
 

@@ -346,8 +346,22 @@ def test_bad_input_is_one_line(shipped, program, tmp_path):
     assert "No checkpoint at" in error(run, shipped.images)
     shutil.copytree(shipped.run / "tf", tmp_path / "loose/tf")
     assert "is not in a run folder" in error(tmp_path / "loose/tf", shipped.images)
+    assert "An empty name was given" in error(shipped.run, "")
     assert "Cannot write /proc/x.csv" in error(shipped.run, tmp_path / "none", "--csv=/proc/x.csv")  # said first
     assert "is a folder" in error(shipped.run, tmp_path / "none", f"--sheet={tmp_path}")
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda run: cssl.open(run.path, data="digits"), "data is str; expected images as"),
+    (lambda run: run.evaluate("digits"), "data is str; expected images as"),
+    (lambda run: run.predict(None), "A file is NoneType; expected the names"),
+    (lambda run: run.predict(b"a.png"), "A file is int; expected the names"),
+    (lambda run: run.predict([]).sets("x"), "coverage=x: expected a number between 0 and 1"),
+    (lambda run: run.export("no", temperature="1"), "temperature='1': expected 0.05 to 20")])
+def test_arguments_that_make_no_sense(shipped, call, message):
+    with pytest.raises(UserError, match=message) as caught:
+        call(cssl.open(shipped.run))
+    assert "\n" not in str(caught.value)
 
 
 def test_two_outputs_have_two_names(shipped, predictions, program, tmp_path):

@@ -268,6 +268,13 @@ def test_a_clock_that_was_put_back(run):
     assert len(list((run / "tf").glob("events*"))) == 1
 
 
+def test_events_of_a_run_whose_name_looks_like_a_pattern(run):
+    before, odd = accuracies(run), run.with_name("a[b]*")
+    run.rename(odd)
+    (odd / "metrics.jsonl").unlink()
+    assert accuracies(odd) == pytest.approx(before, rel=1e-6)  # events hold float32
+
+
 def test_without_reports_and_events_nothing_is_invented(run, capsys):
     (run / "metrics.jsonl").write_text("garbage\n")
     for file in (run / "tf").glob("events*"):
