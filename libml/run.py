@@ -245,13 +245,25 @@ class Run:
         """What the model has to know of its data: as training stored it, or, of older runs, from the dataset."""
         from libml import experiment
 
+        stored = self._stored_facts()
+        return experiment.DataFacts.from_dict(stored) if stored else experiment.facts_of(self.config, self.data)
+
+    def _stored_facts(self) -> dict:
+        """Reads data.json; {} of versions that wrote none, UserError where it is missing or damaged."""
+        from libml.data import DataFacts
+
+        cure = ("it tells of which images and classes the run is. Bring it back as training wrote it, or start a new "
+                "run in another --train_dir or --rerun.")
         if not self.facts_file.exists():
-            return experiment.facts_of(self.config, self.data)
+            if "weights" in self.settings:  # an option that is younger than the file
+                raise UserError(f"{self.facts_file} is missing: {cure}")
+            return {}
         try:
-            return experiment.DataFacts.from_dict(json.loads(self.facts_file.read_text(encoding="utf-8")))
+            stored = json.loads(self.facts_file.read_text(encoding="utf-8"))
+            DataFacts.from_dict(stored)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.facts_file} does not describe a dataset ({type(error).__name__}: {error}). Delete "
-                            "it, and the dataset itself is loaded instead.") from error
+            raise UserError(f"{self.facts_file} is damaged ({type(error).__name__}: {error}): {cure}") from error
+        return stored
 
     @cached_property
     def data(self) -> SSLData:
@@ -337,13 +349,10 @@ class Run:
 
     def _check_unchanged(self, now: dict, advice: str) -> None:
         """Raises UserError if classes, images or split are not those of data.json; older versions knew only classes."""
-        before = self.described("args/data.json")
-        names, digest = before.get("class_names"), before.get("digest")
-        if not isinstance(names, list) and self.facts_file.exists():
-            raise UserError(f"{self.facts_file} is damaged: it would tell whether the images are those of the run. "
-                            "Bring it back as training wrote it, or start a new run in another --train_dir or --rerun.")
-        if not isinstance(names, list) or digest == now["digest"]:
+        before = self._stored_facts()
+        if not before or before.get("digest") == now["digest"]:
             return
+        names, digest = before["class_names"], before.get("digest")
         if len(names) != len(now["class_names"]) or digest and names != now["class_names"]:
             change = f"its classes were {abridged(names)} and are {abridged(now['class_names'])}"
         elif not isinstance(digest, dict):

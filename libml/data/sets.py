@@ -81,10 +81,9 @@ class SSLData(sources.Images):
         """What a run depends on, as a short digest of each: `classes`, `images` and `split` (who is labelled, for
         validation, for calibration, for the test). Equal digests mean the same data; no image is read for it."""
         sizes, parts = (len(self.test_labels), self.num_valid), (self.labeled, self.calibration, self.order)
-        facts = {"classes": [repr(self.class_names).encode()],
-                 "images": [self.fingerprint.encode(), self.labels.tobytes(), self.test_labels.tobytes()],
-                 "split": [repr(sizes).encode(), *(part.tobytes() for part in parts)]}
-        return {name: hashlib.sha256(b"".join(found)).hexdigest()[:16] for name, found in facts.items()}
+        return {"classes": _digest(repr(self.class_names).encode()),
+                "images": _digest(self.fingerprint.encode(), self.labels.tobytes(), self.test_labels.tobytes()),
+                "split": _digest(repr(sizes).encode(), *(part.tobytes() for part in parts))}
 
     def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
         """Makes the views of these images, as `--augment` says; further settings as `Augmenter` takes them."""
@@ -123,6 +122,10 @@ class SSLData(sources.Images):
             "valid": (Subset(self.images, self.valid), self.labels[self.valid]),
             "test": (self.test_images, self.test_labels)}
         return {name: pair for name, pair in sets.items() if len(pair[1])}
+
+
+def _digest(*facts: bytes) -> str:
+    return hashlib.sha256(b"".join(facts)).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ class DataFacts:
             raise ValueError(f"image_statistics is {facts['image_statistics']}")
         if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
             raise ValueError(f"class_names is {names!r}")
+        if "digest" in facts and facts["digest"]["classes"] != _digest(repr(names).encode()):
+            raise ValueError("class_names are others than those of its digest")
         size = int(facts.get("calibration", 0))
         return cls(names, (height, width, channels), (labeled, unlabeled), bool(facts["mirror"]), statistics,
                    None if prior is None else np.asarray(prior, np.float64),

@@ -83,12 +83,17 @@ def test_older_runs_load_their_dataset(shipped, predictions, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(shipped.run, run)
     (run / "args/data.json").unlink()
+    with pytest.raises(UserError, match="data.json is missing"):
+        cssl.open(run).predict(predictions.files)
+    settings = json.loads((run / "args/args.json").read_text())
+    del settings["weights"]
+    (run / "args/args.json").write_text(json.dumps(settings))
     np.testing.assert_array_equal(cssl.open(run).predict(predictions.files).logits, predictions.logits)
     stored = json.loads((shipped.run / "args/data.json").read_text())
     for damaged in ({}, stored | {"image_shape": [100_000, 100_000, 3]}, stored | {"image_shape": [0, 0, 3]},
                     stored | {"image_statistics": [[1.0], [2.0]]}):
         (run / "args/data.json").write_text(json.dumps(damaged))
-        with pytest.raises(UserError, match="data.json does not describe a dataset"):
+        with pytest.raises(UserError, match="data.json is damaged"):
             cssl.open(run).predict(predictions.files)
 
 

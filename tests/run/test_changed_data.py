@@ -130,6 +130,21 @@ def test_a_run_of_an_older_version_continues(place, program):
     assert json.loads(file.read_text()) == stored
 
 
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda file: file.unlink(), "data.json is missing"),
+    (lambda file: file.write_text(file.read_text().replace("ant", "elk")), "class_names are others than those of"),
+    (lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": "x"})), "data.json is damaged")])
+def test_a_run_without_a_true_description_of_its_data_is_refused(place, program, damage, message):
+    """Or it would go on with whatever is there now, and predict classes by names that somebody has written."""
+    run = run_of(place)
+    damage(run / "args/data.json")
+    before = contents(run)
+    for done in (go_on(place, program, 4, code=2), program(CSSL, f"--eval_ckpt={run}", code=2),
+                 program(predict.main, run, place / "pictures/test", code=2)):
+        assert message in done.stderr and "Bring it back" in done.stderr
+    assert contents(run) == before
+
+
 def test_named_datasets_and_arrays_are_known_again(tmp_path):
     digits = sources.digits()
     arrays = [digits.images, digits.labels, digits.test_images, digits.test_labels]
