@@ -187,6 +187,19 @@ def strategy_of(replicas: int):
     return create_strategy(ScaleOptions(num_devices=replicas))
 
 
+# Beside the one at the end of an update: one for each stage of the loss that waits for values of all replicas, and one
+# for the gradients of what it got.
+STAGES = {"flexmatch": 1, "adamatch": 1, "simmatch": 1, "softmatch": 2, "freematch": 2 + 1, "comatch": 2 + 1,
+          "metapseudolabels": 2}
+
+
+def assert_two_replicas_meet_rarely(method: type, definition) -> None:
+    """Sums alone, whose shapes all replicas know: gathering would ask for shapes first."""
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    collectives = [node.op for node in nodes if "Collective" in node.op]
+    assert collectives == ["CollectiveReduceV2"] * 2 * (1 + STAGES.get(method.__name__.lower(), 0))
+
+
 def _used(function) -> list:
     """The nodes of a function on which its results and effects depend; TensorFlow drops the others."""
     by_name = {node.name: node for node in function.node_def}

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from helpers import gpu_kernel, strategy_of
+from helpers import assert_two_replicas_meet_rarely, gpu_kernel, strategy_of
 from tensorflow.python.eager import context  # nothing public has the graphs of each device
 from tensorflow.python.framework import function_def_to_graph, op_def_registry  # nor what memory operations use
 
@@ -122,18 +122,10 @@ def test_the_host_runs_ahead_of_the_device(module):
     assert sum(map(len, body.waits.values())) <= 6, body.waits
 
 
-# Beside the one at the end of an update: one for each stage of the loss that waits for values of all replicas, and one
-# for the gradients of what it got.
-STAGES = {"flexmatch": 1, "adamatch": 1, "simmatch": 1, "softmatch": 2, "freematch": 2 + 1, "comatch": 2 + 1,
-          "meta_pseudo_labels": 2}
-
-
-@pytest.mark.parametrize("module", [pytest.param(module, marks=() if module in ("cssl", "flexmatch") else
-                                                 pytest.mark.slow) for module in sorted(cssl.methods().values())])
+@pytest.mark.parametrize("module", ["cssl", "flexmatch", *(
+    pytest.param(module, marks=pytest.mark.slow) for module in ("enaet", "meta_pseudo_labels"))])
 def test_replicas_meet_as_rarely_as_can_be(module):
-    """Sums alone, whose shapes all replicas know: gathering would ask for shapes first."""
+    """(The updates of all other methods: tests/methods/test_methods.py.)"""
     loop, batches = loop_of(module, 2)
-    graph = loop.get_concrete_function(batches, tf.constant(1)).graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    collectives = [node.op for node in nodes if "Collective" in node.op]
-    assert collectives == ["CollectiveReduceV2"] * 2 * (1 + STAGES.get(module, 0))
+    graph = loop.get_concrete_function(batches, tf.constant(1)).graph
+    assert_two_replicas_meet_rarely(cssl.method(module), graph.as_graph_def())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from helpers import invoke, strategy_of
+from helpers import assert_two_replicas_meet_rarely, invoke, strategy_of
 
 import cssl
-from libml import networks
+from libml import networks, train
 from libml.augment import gpu
 from libml.config import describe
 from libml.devices import distribute
@@ -20,6 +20,7 @@ from libml.learn.model import Equal, SSLModel
 from libml.learn.step import LossOutput
 from libml.randomness import fold_in
 from libml.run import Run
+from libml.train import Trainer
 
 METHODS = sorted(cssl.methods().values())
 
@@ -45,12 +46,41 @@ def run_of(folder):
     return path, values, [{k: v for k, v in report.items() if k != "images_per_s"} for report in reports]
 
 
-def again(path, program, method, *flags):
-    """What a run ends with that has lost its last checkpoint and goes on from the one before: values and reports."""
+def lose_last_checkpoint(path):
     for file in path.glob(f"tf/{Path(Run(path).checkpoints()[-1]).name}.*"):
         file.unlink()
+
+
+def again(path, program, method, *flags):
+    """What a run ends with that has lost its last checkpoint and goes on from the one before: values and reports."""
+    lose_last_checkpoint(path)
     assert "4 of 8 updates done" in program(method, *flags).stdout
     return run_of(path)[1:]
+
+
+def train_twice(monkeypatch):
+    """Has the next run lose its last checkpoint and go on from the one before, with what it has traced already.
+
+    Half the time of another start, and as telling: what a checkpoint lacks has its value of the end, not of the middle.
+    Returns a list that gets what the run had ended with before.
+    """
+    once, loops, seen = Trainer.train, [], []
+
+    def loop(*arguments):
+        loops.append(loops[0] if loops else train.update_loop.__wrapped__(*arguments))
+        return loops[0]
+
+    def twice(trainer):
+        once(trainer)
+        seen.append(run_of(trainer.run.path))
+        lose_last_checkpoint(trainer.run.path)
+        once(trainer)
+        assert len(loops) == 2 and loops[0].experimental_get_tracing_count() == 1
+
+    loop.__wrapped__ = train.update_loop
+    monkeypatch.setattr(train, "update_loop", loop)
+    monkeypatch.setattr(Trainer, "train", twice)
+    return seen
 
 
 def assert_same_bits(found, wanted):
@@ -60,15 +90,15 @@ def assert_same_bits(found, wanted):
 
 
 @pytest.mark.parametrize("module", each(METHODS))
-def test_train_continue_evaluate_extract(module, tmp_path, program):
+def test_train_continue_evaluate_extract(module, tmp_path, program, monkeypatch):
     """Eight updates in one go, and again from the checkpoint after four: what a kill before the last checkpoint leaves.
-    (Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
+    (Starts of their own: below. Real kills, at random moments: test_train.py, scripts/lab/torture.py.)"""
     method, flags = cssl.method(module), [*TINY, f"--train_dir={tmp_path}"]
     flags += ["--warmup_kimg=0.0234375"] * ("warmup_kimg" in describe(method.Options))  # three updates
-    program(method, *flags)
-    path, wanted, undisturbed = run_of(tmp_path)
-
-    found, reports = again(path, program, method, *flags)
+    seen = train_twice(monkeypatch)
+    assert "4 of 8 updates done" in program(method, *flags).stdout
+    monkeypatch.undo()
+    ((path, wanted, undisturbed),), (_, found, reports) = seen, run_of(tmp_path)
     assert_same_bits(found, wanted)
     assert reports == undisturbed and [report["step"] for report in reports] == [32, 64]
 
@@ -80,11 +110,11 @@ def test_train_continue_evaluate_extract(module, tmp_path, program):
     assert json.loads((path / "stats" / "accuracy.json").read_text())["last01"] == reports[-1]["accuracy"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["c2s2l", "cssl", "flexmatch"])
-def test_two_devices_continue_what_two_began(module, tmp_path, program):
+@pytest.mark.parametrize(("module", "devices"), [("cssl", 1), *(pytest.param(module, 2, marks=pytest.mark.slow)
+                                                                for module in ("c2s2l", "cssl", "flexmatch"))])
+def test_another_start_continues(module, devices, tmp_path, program):
     """(Every method's update on two replicas, and from a checkpoint of theirs: below.)"""
-    method, flags = cssl.method(module), [*TINY, "--num_devices=2", f"--train_dir={tmp_path}"]
+    method, flags = cssl.method(module), [*TINY, f"--num_devices={devices}", f"--train_dir={tmp_path}"]
     program(method, *flags)
     path, wanted, undisturbed = run_of(tmp_path)
     found, reports = again(path, program, method, *flags)
@@ -151,31 +181,30 @@ def joined(model, halves):
                              (tf.split(half[name], kinds[name])[k] for half in halves)], 0) for name in halves[0]}
 
 
-def on_two_replicas(method, network, *updates, **arguments):
+def on_two_replicas(method, network, *updates, rarely=False, **arguments):
     """The state after updates on two replicas, each with its half of the views.
 
-    Two others that take it over from a checkpoint go on to the same bits.
+    From a checkpoint they go on to the same bits as before; if `rarely`, they meet no more often than they must.
     """
     strategy = strategy_of(2)
-
-    def start():
-        with strategy.scope():
-            model = make(method, network, replicas=2, **arguments)
-        train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
-        return model, tf.train.Checkpoint(**model.checkpoint_items()), lambda halves: train(
-            strategy.experimental_distribute_values_from_function(
-                lambda context: halves[context.replica_id_in_sync_group]))
-
-    model, checkpoint, train = start()
+    with strategy.scope():
+        model = make(method, network, replicas=2, **arguments)
+    checkpoint = tf.train.Checkpoint(**model.checkpoint_items())
+    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
+    updates = [strategy.experimental_distribute_values_from_function(
+        lambda context, halves=halves: halves[context.replica_id_in_sync_group]) for halves in updates]
+    if rarely:
+        assert_two_replicas_meet_rarely(method, train.get_concrete_function(updates[0]).graph.as_graph_def())
     for halves in updates:
         train(halves)
     reached = state_of(model)
-    other, others_checkpoint, train_other = start()
     with tempfile.TemporaryDirectory() as folder:
-        others_checkpoint.read(checkpoint.write(f"{folder}/checkpoint")).assert_consumed()
+        path = checkpoint.write(f"{folder}/checkpoint")
+        train(updates[-1])
+        further = model.fingerprint()
+        checkpoint.read(path).assert_consumed()
     train(updates[-1])
-    train_other(updates[-1])
-    assert other.fingerprint() == model.fingerprint()
+    assert model.fingerprint() == further
     return reached
 
 
@@ -188,6 +217,17 @@ def assert_states_agree(found, wanted, before, atol=1e-7):
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=atol)
     assert any(np.abs(new - old).max() > 1e-6 for new, old in zip(wanted, before, strict=True))
+
+
+def averaged(single, halves):
+    """The state after an update of one replica by the mean of what it finds in two halves of a batch."""
+    key = tf.constant([0, 0], tf.int64)
+    results = [single.update.backward(half, fold_in(fold_in(key, replica), 2), single.update.read())
+               for replica, half in enumerate(halves)]
+    mean = tf.nest.map_structure(lambda a, b: (a + b) / 2, *results)
+    single.update.gradients = lambda views, state: mean
+    single.train_on_views(halves[0])
+    return state_of(single)
 
 
 OWN = ("enaet", "meta_pseudo_labels")  # need networks that their own tests have
@@ -204,15 +244,10 @@ def test_two_replicas_average_two_single_ones(module):
     network = Plain if isinstance(method.optimizer_rule, Adam) else residual_net
     single = make(method, network, replicas=2)
     halves, before = [views_of(single, seed) for seed in (0, 1)], state_of(single)
-    key = tf.constant([0, 0], tf.int64)
-    results = [single.update.backward(half, fold_in(fold_in(key, replica), 2), single.update.read())
-               for replica, half in enumerate(halves)]
-    mean = tf.nest.map_structure(lambda a, b: (a + b) / 2, *results)
-    single.update.gradients = lambda views, state: mean
-    single.train_on_views(halves[0])
     # VAT's direction is a small difference of float32 predictions, which eager and compiled code round differently.
     atol = 2e-5 if module == "vat" else 1e-7
-    assert_states_agree(on_two_replicas(method, network, halves), state_of(single), before, atol)
+    assert_states_agree(on_two_replicas(method, network, halves, rarely=True), averaged(single, halves), before,
+                        atol)
 
 
 class PlainEmbedding(Plain):
@@ -235,6 +270,7 @@ RANDOM = ("fully_supervised_mixup", "ict", "mixmatch", "mixup", "remixmatch", "u
 
 @pytest.mark.parametrize("module", [module for module in METHODS if module not in RANDOM + APART + OWN])
 def test_two_replicas_do_what_one_does_with_the_whole_batch(module):
+    """(Where they do not communicate, they do what two single ones do: see above.)"""
     method = cssl.method(module)
     network = PlainEmbedding if method.communicates else Plain
     single = make(method, network, replicas=2)
@@ -242,9 +278,10 @@ def test_two_replicas_do_what_one_does_with_the_whole_batch(module):
     updates = updates if method.communicates else updates[:1]  # what the first leaves behind counts in the second
     for halves in updates:
         single.train_on_views(joined(single, halves))
+    found = (on_two_replicas(method, network, *updates, rarely=True) if method.communicates else
+             averaged(make(method, network, replicas=2), updates[0]))
     # Sums over replicas in another order: units of 1e-7 of numbers around 1, which a second update multiplies.
-    assert_states_agree(on_two_replicas(method, network, *updates), state_of(single), before,
-                        atol=3e-6 if method.communicates else 1e-7)
+    assert_states_agree(found, state_of(single), before, atol=3e-6 if method.communicates else 1e-7)
 
 
 # Compiled, and in half precision.
