@@ -21,8 +21,8 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
     python_requires=">=3.10",
-    package_data={"cssl": ["py.typed", "*.pyi"], "libml": ["py.typed"], "cssl.tools": ["*.sh", "*.npz"],
-                  "libml.augment": ["*.json"], "libml.results": ["*.json"]},
+    package_data={"cssl": ["py.typed", "*.pyi"], "cssl.tools": ["*.css", "*.npz", "*.sbatch", "*.sh"],
+                  "libml": ["py.typed"], "libml.augment": ["*.json"], "libml.results": ["*.json"]},
     entry_points={"console_scripts": [*(f"{command} = cssl.cli:console" for command in METHODS),
                                       *(f"cssl-{tool} = cssl.tools:console" for tool in TOOLS)]},
     install_requires=[

@@ -24,31 +24,7 @@ from libml.results.metrics import METRICS, shown
 from libml.run import Run, find_runs, medians
 from libml.writing import check_writable, write_text
 
-STYLE = """
-:root { color-scheme: light dark; --shade: color-mix(in srgb, CanvasText 6%, Canvas);
---line: color-mix(in srgb, CanvasText 20%, Canvas); --quiet: color-mix(in srgb, CanvasText 65%, Canvas);
---right: #2da44e; --wrong: #e5534b; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; padding: 1rem; }
-h2 { border-bottom: 1px solid var(--line); margin-top: 2.2rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; }
-th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; font-variant-numeric: tabular-nums; }
-td:not(:last-child) { white-space: nowrap; } th, tr:nth-child(even) td { background: var(--shade); }
-img.figure { max-width: 100%; background: #ffffff; }
-code, pre { background: var(--shade); font-size: .88em; white-space: pre-wrap; }
-code, pre, summary, figure, .settings { overflow-wrap: anywhere; }
-.note { color: var(--wrong); } .quiet { color: var(--quiet); } summary { cursor: pointer; font-weight: 600; }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); gap: .6rem; }
-.samples figure { margin: 0; max-width: 9rem; font-size: .78rem; line-height: 1.35; }
-.samples img { width: 100%; image-rendering: pixelated; border: 3px solid var(--quiet); box-sizing: border-box; }
-.samples .right img { border-color: var(--right); } .samples .wrong img { border-color: var(--wrong); }
-.samples svg { display: block; width: 100%; height: 2rem; border-bottom: 1px solid var(--line); }
-.samples polyline { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-scaling-stroke; }
-.alpha { background: var(--line); } .alpha i { display: block; height: .4rem; background: currentColor; }
-.settings { columns: 3 16rem; font-size: .85rem; }
-details.run { border: 1px solid var(--line); padding: .2rem 1rem; margin: .6rem 0; min-width: 0; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
-@media (max-width: 600px) { img.figure { height: auto; } img.wide { max-width: none; width: max(100%, 38rem); } }
-"""
+STYLE = Path(__file__).with_name("report.css")
 SAMPLES = 12
 MAX_FIGURES = 24  # runs whose figures are drawn; beyond it the page grows to tens of megabytes
 
@@ -251,8 +227,8 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
                        if tag != "accuracy" and any(len(run.series(tag)[1]) for run in reported))]
     parts = [f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="generator" '
              f'content="cssl-report"><title>{text(title)}</title>'
-             f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-             f'<h1>{text(title)}</h1><p class="quiet">Runs: {len(runs)}, finished: '
+             '<meta name="viewport" content="width=device-width, initial-scale=1"><style>', STYLE.read_text(),
+             f'</style></head><body><h1>{text(title)}</h1><p class="quiet">Runs: {len(runs)}, finished: '
              f"{sum(run.finished for run in runs)}.</p><h2>Results</h2>", *results(runs, tags)]
     if len(reported) == len(runs) == 2:
         parts.append(comparison(runs))

@@ -31,26 +31,7 @@ from libml.writing import check_writable, write_text
 
 AT_ONCE = "runs at the same time, each with its share of the cores (default: %(default)s)"
 
-SLURM = r"""#!/bin/bash
-# One task per run. Submit with: sbatch {path}
-# Before the time limit and when preempted, a run saves its state and its task queues itself again and continues.
-#SBATCH --job-name=cssl-{name}
-#SBATCH --array=0-{last}
-#SBATCH --gres=gpu:1
-#SBATCH --cpus-per-task=8
-#SBATCH --mem=32G
-#SBATCH --time=24:00:00
-#SBATCH --signal=TERM@120
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output=slurm-%A_%a.out
-commands=(
-{commands}
-)
-SLURM_SUBMIT_DIR={folder} # where relative paths begin, wherever this is submitted
-STEP_OPTIONS=(--ntasks=1)
-eval "set -- ${{commands[$SLURM_ARRAY_TASK_ID]#python }}"
-{requeue}"""
+SLURM = Path(__file__).with_name("array.sbatch")  # a template of str.format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +153,8 @@ def main() -> int:
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()
         path = printable(shlex.quote(str(args.slurm)))  # it stands in a comment, which a new line would end
-        write_text(args.slurm, SLURM.format(path=path, name=args.table, last=len(todo) - 1, commands=lines,
-                                            folder=shlex.quote(os.getcwd()), requeue=requeue))
+        write_text(args.slurm, SLURM.read_text().format(path=path, name=args.table, last=len(todo) - 1, commands=lines,
+                                                        folder=shlex.quote(os.getcwd()), requeue=requeue))
         print(f"{path}: {len(todo)} tasks")
     elif args.dry_run:
         print("".join(f"{job}\n" for job in todo), end="")

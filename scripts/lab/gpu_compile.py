@@ -45,29 +45,17 @@ FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after
 MAX_MEMORY, MAX_LAUNCHES = {"WRN-28-2 float32": 4.1e9, "WRN-28-2 float16": 2.0e9}, 750
 COLUMNS = ["step (views included)", "GPU", "temporary memory, GB", "launches", "loops of unknown length", "TFLOP",
            "GB moved", "roofline, ms"]
-
-
-# What the data sheets and the CUDA guide say of GPUs, by XLA's names; clocks in GHz, sizes in bytes, per second.
-BOTH = {"device_memory_size": 80 << 30, "shared_memory_per_block": 48 << 10, "threads_per_warp": 32,
-        "threads_per_block_limit": 1024, "threads_per_core_limit": 2048, "registers_per_core_limit": 1 << 16,
-        "registers_per_block_limit": 1 << 16, "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024,
-        "thread_dim_limit_z": 64, "block_dim_limit_x": (1 << 31) - 1, "block_dim_limit_y": 65535,
-        "block_dim_limit_z": 65535}
-GPUS = {"A100": {"core_count": 108, "fpus_per_core": 64, "clock_rate_ghz": 1.41, "memory_bandwidth": 2_039_000_000_000,
-                 "l2_cache_size": 40 << 20, "shared_memory_per_core": 164 << 10,
-                 "shared_memory_per_block_optin": 163 << 10, "cuda_compute_capability": "{ major: 8 minor: 0 }"},
-        "H100": {"core_count": 132, "fpus_per_core": 128, "clock_rate_ghz": 1.98, "memory_bandwidth": 3_352_000_000_000,
-                 "l2_cache_size": 50 << 20, "shared_memory_per_core": 228 << 10,
-                 "shared_memory_per_block_optin": 227 << 10, "cuda_compute_capability": "{ major: 9 minor: 0 }"}}
 PEAKS = {"A100": {"float32": 156e12, "float16": 312e12},  # operations/s of tensor cores without sparsity;
          "H100": {"float32": 494.7e12, "float16": 989.4e12}}  # TF32 for float32
 
 
-def description(gpu: str) -> str:
-    """Returns what is known of a GPU in the form in which XLA reads it."""
-    facts = (f"  {name}: {value}" for name, value in (BOTH | GPUS[gpu]).items())
-    return "\n".join(["gpu_device_info {", *facts, "}", 'platform_name: "CUDA"',
-                      "dnn_version_info { major: 9 minor: 10 }", "runtime_version { major: 12 minor: 8 }"])
+def description(gpu: str) -> Path:
+    """Returns the file with what is known of a GPU, in the form in which XLA reads it."""
+    return Path(__file__).with_name(f"{gpu}.txtpb")
+
+
+def bandwidth(gpu: str) -> float:
+    return float(re.findall(r"memory_bandwidth: (\d+)", description(gpu).read_text())[0])
 
 
 # What XLA made of a module, from its text.
@@ -199,10 +187,9 @@ def make_environment() -> None:
 
 def compiled(gpu: str, hlo: bytes, folder: Path) -> tuple[str, int]:
     """Returns what XLA makes of a module for a GPU, as text, and the bytes of its temporary memory."""
-    source, facts, result = folder / "module", folder / "gpu", folder / "compiled"
+    source, result = folder / "module", folder / "compiled"
     source.write_bytes(hlo)
-    facts.write_text(description(gpu))
-    done = subprocess.run([PYTHON, Path(__file__).with_name("gpu_compile_xla.py"), facts, source, result],
+    done = subprocess.run([PYTHON, Path(__file__).with_name("gpu_compile_xla.py"), description(gpu), source, result],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise UserError(f"XLA does not compile this for {gpu}: {done.stdout.strip()[-500:]}")
@@ -227,7 +214,7 @@ def main() -> int:
             hlo = export(whole, NETWORKS[network], precision, recompute)
             for gpu, peaks in PEAKS.items():
                 text, temporary = compiled(gpu, hlo, Path(folder))
-                found = cost(parse(text), GPUS[gpu]["memory_bandwidth"], peaks[precision])
+                found = cost(parse(text), bandwidth(gpu), peaks[precision])
                 lines.append([name, gpu, f"{temporary / 1e9:.2f}", str(found.launches), str(found.unknown),
                               f"{found.operations / 1e12:.3f}", f"{found.moved / 1e9:.1f}",
                               f"{1e3 * found.seconds:.1f}"])

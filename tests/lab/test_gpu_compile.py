@@ -85,7 +85,8 @@ def test_limits():
 
 
 def test_a_description_has_bytes_and_hertz():
-    text = gpu_compile.description("A100")
+    assert [gpu_compile.bandwidth(gpu) for gpu in gpu_compile.PEAKS] == [2.039e12, 3.352e12]
+    text = gpu_compile.description("A100").read_text()
     for line in ("device_memory_size: 85899345920", "memory_bandwidth: 2039000000000", "l2_cache_size: 41943040",
                  "shared_memory_per_core: 167936", "clock_rate_ghz: 1.41", "capability: { major: 8 minor: 0 }"):
         assert line in text
