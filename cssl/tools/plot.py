@@ -4,14 +4,11 @@
     cssl-plot reliability  RUNS … [-o figures/reliability]
     cssl-plot pseudo       RUNS … [-o figures/pseudo]
     cssl-plot classes      RUNS … [-o figures/classes]
-    cssl-plot credal       RUNS … [-o figures/credal]
-    cssl-plot forest       RUNS … [-o figures/forest] [--tags=accuracy,ece] [--against=CSSL]
 
 curves: learning curves, a panel per dataset and label number, a line per method, bands of one standard deviation over
 seeds. reliability: accuracy against confidence with the histogram of confidences, at the last report. pseudo: share of
 pseudo-labels used, their alpha, and their accuracy against the held-back true labels, over time. classes: predicted
-classes of the test images over time, and at the end beside the true ones. credal: what credal sets promise beside what
-is true. forest: differences to one method, split by split, with 95 % intervals.
+classes of the test images over time, and at the end beside the true ones.
 RUNS are run folders, folders above them, or globs.
 """
 import sys
@@ -21,27 +18,19 @@ from matplotlib.figure import Figure
 
 from cssl import tools
 from libml.errors import UserError, printable
-from libml.results import plots, tables
+from libml.results import plots
 from libml.run import Run, find_runs
 
-KINDS = ("curves", "reliability", "pseudo", "classes", "credal", "forest")
+KINDS = ("curves", "reliability", "pseudo", "classes")
 MAX_PANELS = 12
 
 
-def plot(kind: str, runs: list[Run], tags: list[str], against: str = "CSSL") -> Figure:
+def plot(kind: str, runs: list[Run], tags: list[str]) -> Figure:
     """Returns the figure of the given kind."""
     if not runs:
         raise UserError("None of the runs has a report yet: nothing to draw.")
     if kind in ("curves", "pseudo"):
         return plots.curves(runs, tags if kind == "curves" else plots.PSEUDO_LABEL_TAGS)
-    if kind == "credal":
-        return plots.credal_validity(runs)
-    if kind == "forest":
-        found = tables.differences(tables.summarise(runs, tags), against)
-        if not found:
-            raise UserError(f"Nothing to compare with {against}: expected finished runs of it and of another method on "
-                            "the same splits.")
-        return plots.forest(found, against)
     return plots.reliability(runs) if kind == "reliability" else plots.class_distribution(runs)
 
 
@@ -51,9 +40,8 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")
     parser.add_argument("-o", "--output", type=Path, help="path without extension; default: figures/<kind>")
-    parser.add_argument("--tags", default="error", help="what `curves` and `forest` show: error, or tags of "
-                                                        "metrics.jsonl, with commas between")
-    parser.add_argument("--against", default="CSSL", metavar="ROW", help="of `forest`; default: %(default)s")
+    parser.add_argument("--tags", default="error", help="what `curves` shows: error, or tags of metrics.jsonl, with "
+                                                        "commas between")
     args = parser.parse_args()
     runs = find_runs(args.runs)
     for run in runs:
@@ -62,7 +50,7 @@ def main() -> None:
     if args.kind in ("reliability", "classes") and len(runs) > MAX_PANELS:
         raise UserError(f"{args.kind} draws a panel per run and got {len(runs)} runs; name at most {MAX_PANELS}.")
     try:
-        figure = plots.without_damaged(lambda runs: plot(args.kind, runs, args.tags.split(","), args.against),
+        figure = plots.without_damaged(lambda runs: plot(args.kind, runs, args.tags.split(",")),
                                        [run for run in runs if run.reports])
     finally:
         for run in runs:

@@ -4,7 +4,7 @@
 
 Prints CSV with the columns file, class, probability. --all adds the whole distribution, --credal the credal set
 that the method would have used as label (CSSL, C2S2L), --coverage=0.9 the classes of which the true one is one with
-that probability. --sort=uncertainty puts first what to label next, --sheet draws it. Images of any size are resized as
+that probability. --sort=uncertainty puts first what to label next. Images of any size are resized as
 training folders are. Files that cannot be read are listed on stderr at the end; if none can, the exit code is 2.
 """
 from __future__ import annotations
@@ -15,17 +15,12 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cssl
 from cssl import cli, tools
 from libml.errors import UserError, printable
-from libml.writing import check_writable, figure_files, write_atomically
+from libml.writing import check_writable, write_atomically
 
-if TYPE_CHECKING:
-    from libml.results.predict import Predictions
-
-SHEET_IMAGES = 48
 CSV = rb"file,class,probability(,credal_class)?(,alpha)?(,credal_set)?(,set)?(,\"?p_[^\n]*)?\n"  # how ours begin
 
 
@@ -53,23 +48,6 @@ def csv_line(cells: Iterable[object]) -> str:
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
-def draw_sheet(predictions: Predictions, file: Path) -> None:
-    """Writes a contact sheet of the most uncertain images, each with class, probability and name."""
-    from libml.data.sources import read_image
-    from libml.results import plots
-
-    height, width, _ = predictions.classifier.image_shape
-    images, captions = [], []
-    for record in predictions.by_uncertainty().records()[:SHEET_IMAGES]:
-        image = read_image(Path(record["file"]), height, width)
-        if not isinstance(image, str):  # gone in the meantime
-            images.append(image)
-            short = Path(record["file"]).name[-18:].encode("utf-8", "replace").decode()  # fonts know no stray bytes
-            captions.append(f"{record['class'][:18]} {record['probability']:.2f}\n{short}")
-    for path in plots.save(plots.plot_captioned(images, captions), file, ("png",)):
-        print(f"contact sheet: {printable(path)}", file=sys.stderr)
-
-
 def main() -> None:
     """Prints what the command line asks for."""
     parser = tools.parser(__doc__)
@@ -82,17 +60,11 @@ def main() -> None:
     parser.add_argument("--credal", action="store_true", help="the credal set that the method would have used as label")
     parser.add_argument("--coverage", help="conformal sets of this coverage, from the run's validation images")
     parser.add_argument("--sort", choices=("uncertainty",), help="most uncertain files (1 - max p) first")
-    parser.add_argument("--sheet", type=Path, metavar="FILE.png",
-                        help=f"contact sheet of the {SHEET_IMAGES} most uncertain images")
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: the run's")
     args = parser.parse_args()
     coverage = tools.number("coverage", args.coverage, "a number between 0 and 1, such as 0.9")
-    if args.csv and args.csv == args.sheet:
-        raise UserError(f"--csv and --sheet are both {args.csv}: name two files.")
     if args.csv:
         check_writable(args.csv, CSV)
-    if args.sheet:
-        figure_files(args.sheet, ("png",))
     cli.start_tensorflow()
     from libml.results.predict import EXPORT_FILE
 
@@ -117,8 +89,6 @@ def main() -> None:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding == "utf-8":
             sys.stdout.reconfigure(errors="surrogateescape")  # names of files keep their bytes
         print(to_csv(records), end="")
-    if args.sheet:
-        draw_sheet(found, args.sheet)
     for note in found.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
     for file, reason in found.unreadable:

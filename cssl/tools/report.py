@@ -69,19 +69,6 @@ def section(title: str, make: Callable[[], str | Figure | None], heading: str = 
     return f"<{heading}>{title}</{heading}>{note('This run has none.') if made is None else made}"
 
 
-def sparkline(values: list[float]) -> str:
-    """Draws numbers from 0 to 1 as a line."""
-    values = values if len(values) > 1 else 2 * values
-    points = " ".join(f"{100 * i / (len(values) - 1):.1f},{30 - 28 * value:.1f}" for i, value in enumerate(values))
-    return (f'<svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="alpha over the run, from '
-            f'{values[0]:.2f} to {values[-1]:.2f}"><polyline points="{points}"></polyline></svg>')
-
-
-def cards(title: str, made: list[str]) -> str:
-    """Formats cards of images under a title, if there are any."""
-    return f'<h5>{title}</h5><div class="samples">{"".join(made)}</div>' if made else ""
-
-
 class Samples:
     """Images with their predictions [N, K], and their classes, -1 where these are unknown."""
 
@@ -93,12 +80,12 @@ class Samples:
         """The two most probable classes of a distribution."""
         return ", ".join(f"{self.names[c]}&nbsp;{p[c]:.2f}" for c in np.argsort(-p, kind="stable")[:2])
 
-    def card(self, index: int, below: str = "", above: str = "") -> str:
+    def card(self, index: int, below: str) -> str:
         """Shows an image with its most probable classes and the truth; its frame says whether the first is right."""
         frame = "unknown" if not self.known[index] else "right" if self.right[index] else "wrong"
         source = png(functools.partial(Image.fromarray(self.images[index]).save, format="PNG"))
         truth = self.names[self.labels[index]] if self.known[index] else "unknown"
-        return (f'<figure class="{frame}"><img alt="{self.kind} image" src="{source}"><figcaption>{above}'
+        return (f'<figure class="{frame}"><img alt="{self.kind} image" src="{source}"><figcaption>'
                 f'{self.best(self.q[index])}<br>{below}<span class="quiet">truth: {truth}</span></figcaption></figure>')
 
     def sheet(self, below: Callable[[int], str] = lambda index: "") -> str:
@@ -107,8 +94,9 @@ class Samples:
         chosen = {"Confident and right": order[(self.known & self.right)[order]],
                   "Confident and wrong": order[(self.known & ~self.right)[order]],
                   "Confident, truth unknown": order[~self.known[order]], "Least confident": order[::-1]}
-        return "".join(cards(title, [self.card(index, below(index)) for index in found[:SAMPLES]])
-                       for title, found in chosen.items())
+        cards = {title: "".join(self.card(index, below(index)) for index in found[:SAMPLES])
+                 for title, found in chosen.items()}
+        return "".join(f'<h5>{title}</h5><div class="samples">{made}</div>' for title, made in cards.items() if made)
 
 
 def pseudo_labels(run: Run, images: bool) -> str:
@@ -135,9 +123,7 @@ def pseudo_labels(run: Run, images: bool) -> str:
                 f"p({samples.names[y[i]]}) ≥&nbsp;{1 - alpha[i]:.2f}<br>"
                 f'<span class="quiet">aligned: {samples.best(aligned[i])}</span><br>')
 
-    followed = np.transpose([report["alpha"] for report in reports])  # a row for each image that reports follow
-    return page + cards("How the sets of the first images shrank (α over the run)", [
-        samples.card(i, credal(i), sparkline(row.tolist())) for i, row in enumerate(followed)]) + samples.sheet(credal)
+    return page + samples.sheet(credal)
 
 
 def test_images(run: Run) -> str:

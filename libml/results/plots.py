@@ -3,7 +3,7 @@ import functools
 import itertools
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from libml.errors import UserError, printable
 from libml.results import metrics
-from libml.results.paper import Column
-from libml.results.tables import Difference, mean_and_std, row_labels
+from libml.results.tables import mean_and_std, row_labels
 from libml.run import Run
 from libml.writing import SOFTWARE, figure_files, write_atomically
 
@@ -51,7 +50,7 @@ def _label(axis: Axis, places: Sequence[float] | np.ndarray, names: Sequence[str
     axis.set_ticks(places, shown, fontsize="small", fontfamily=fonts, parse_math=False)
 
 
-def _plain(name: object) -> str:
+def plain(name: object) -> str:
     """A name of any letters, for figures: no formula, no line break."""
     return printable(name).replace("$", r"\$")
 
@@ -116,7 +115,7 @@ def over_seeds(series: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(sorted(by_step)), mean, np.nan_to_num(std)
 
 
-def _band(axis: Axes, series: Series, label: str, colour: str) -> None:
+def band(axis: Axes, series: Series, label: str, colour: str) -> None:
     """Draws the mean of several runs' series over images seen, within one standard deviation."""
     steps, mean, std = over_seeds(series)
     axis.plot(steps / 1024, mean, color=colour, label=label, marker="o" if len(steps) == 1 else None)
@@ -146,9 +145,9 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
         axis.set_axis_off()
     for axis, ((dataset, count), number) in zip(axes.flat, kinds, strict=False):
         for label, series in sorted(lines[(dataset, count), number].items()):
-            _band(axis, series, f"{_plain(label)} ({len(series)})", COLOURS[labels.index(label) % len(COLOURS)])
+            band(axis, series, f"{plain(label)} ({len(series)})", COLOURS[labels.index(label) % len(COLOURS)])
         axis.set(ylabel=TITLES.get(tags[number]) or metrics.shown(tags[number]).title,
-                 title=f"{_plain(dataset)}, {count or 'all'} labels")
+                 title=f"{plain(dataset)}, {count or 'all'} labels")
     _add_legends(figure)
     return figure
 
@@ -172,7 +171,7 @@ def _add_legends(figure: Figure) -> None:
 def _two_panels_each(runs: Sequence[Run], width: float) -> tuple[Figure, np.ndarray]:
     figure, axes = panels(2, len(runs), width, 2.6)
     for axis, run in zip(axes[0], runs, strict=True):
-        axis.set_title(f"{_plain(run.method)}\n{_plain(run.settings.get('dataset', run.path.name))}")
+        axis.set_title(f"{plain(run.method)}\n{plain(run.settings.get('dataset', run.path.name))}")
     return figure, axes
 
 
@@ -240,7 +239,7 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
         shares = 100 * np.nan_to_num(metrics.per_class_accuracy(*predicted))
         shares = np.pad(shares, (0, classes - len(shares)))
         rows = np.arange(classes) + (number - (len(runs) - 1) / 2) * height
-        axis.barh(rows, shares, height, color=COLOURS[number], label=f"{'AB'[number]}: {_plain(run.method)}")
+        axis.barh(rows, shares, height, color=COLOURS[number], label=f"{'AB'[number]}: {plain(run.method)}")
         if len(runs) == 1:
             for row, share in zip(rows, shares, strict=True):
                 axis.text(101, row, f"{share:.1f}", va="center", fontsize="x-small")
@@ -252,11 +251,9 @@ def class_accuracy(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def credal_sets(run: Run) -> Figure | None:
-    """Plots how the credal sets of a sample of unlabelled images shrink: deciles of alpha; None if there are none."""
+def credal_sets(run: Run) -> Figure:
+    """Plots how the credal sets of a sample of unlabelled images shrink: deciles of alpha."""
     reports = [report for report in run.reports if "credal" in report]
-    if not reports:
-        return None
     steps = np.asarray([report["step"] for report in reports]) / 1024
     deciles = np.asarray([report["credal"]["deciles"] for report in reports])
     figure, ((axis,),) = panels(1, 1, 4.4, 2.8, grid="both")
@@ -266,84 +263,6 @@ def credal_sets(run: Run) -> Figure | None:
     axis.plot(steps, deciles[:, 5], color=COLOURS[0], marker="o" if len(steps) == 1 else None, label="median")
     axis.set(xlabel=KIMG, ylabel="alpha, size of the credal set", ylim=(0, 1))
     axis.legend(fontsize="small")
-    return figure
-
-
-def promises(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the probabilities 1 - alpha that credal sets promise at the end of runs, and where their class is right.
-
-    Images whose class is unknown are left out.
-    """
-    found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs]
-    y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
-    known = truth >= 0
-    if not ((alpha >= 0) & (alpha <= 1)).all():
-        raise UserError("Stored sizes alpha of credal sets are no numbers from 0 to 1: pseudo_labels.npz is damaged.")
-    return 1 - alpha[known], (y == truth)[known]
-
-
-def credal_validity(runs: Sequence[Run]) -> Figure:
-    """Draws what credal sets promise beside what is true, a row per dataset, over the runs that have them.
-
-    Left: their mean size alpha and the error of pseudo-labels over the run. Middle: the share of sets that hold the
-    true class, and the largest probability that their members give it. Right: at the end, how often the set's class is
-    the true one, by the probability 1 - alpha that it is at least to have.
-    """
-    groups: dict = defaultdict(list)
-    for run in runs:
-        if any("truth" in report.get("credal", {}) for report in run.reports):
-            groups[run.dataset.dataset, run.dataset.labels or 0].append(run)
-    if not groups:
-        raise UserError(f"None of the {len(runs)} runs has credal sets of images whose classes are known: nothing to "
-                        "draw.")
-
-    def of_sets(runs: Iterable[Run], name: str) -> Series:
-        reports = [[report for report in run.reports if name in report.get("credal", {})] for run in runs]
-        return [(np.asarray([r["step"] for r in found]), np.asarray([r["credal"][name] for r in found]))
-                for found in reports]
-
-    figure, axes = panels(len(groups), 3, 3.6, 2.8, grid="both")
-    for (left, middle, right), ((dataset, labels), same) in zip(axes, sorted(groups.items()), strict=True):
-        errors = [(steps, 1 - values) for steps, values in (run.series("monitors/pseudo_accuracy") for run in same)]
-        lines = ((left, "mean alpha", [run.series("monitors/alpha") for run in same]),
-                 (left, "error of pseudo-labels", errors), (middle, "holds the true class", of_sets(same, "truth")),
-                 (middle, "upper probability of the true class", of_sets(same, "upper")))
-        for number, (axis, label, series) in enumerate(lines):
-            _band(axis, series, label, COLOURS[number])
-        promised, hits = promises(same)
-        tenths = np.minimum((promised * 10).astype(int), 9)
-        for here in (tenths == tenth for tenth in np.unique(tenths)):
-            right.plot(promised[here].mean(), hits[here].mean(), "o", color=COLOURS[0],
-                       markersize=2 + 14 * np.sqrt(here.mean()))
-        right.plot([0, 1], [0, 1], **DIAGONAL)
-        right.set(xlabel="1 − alpha: promised at least", ylabel="share right", xlim=(0, 1.02), ylim=(0, 1.02))
-        left.set(title=f"{_plain(dataset)}, {labels or 'all'} labels ({len(same)} runs)", ylim=(0, 1))
-        middle.set(ylim=(0, 1.02))
-        left.legend(fontsize="x-small")
-        middle.legend(fontsize="x-small")
-    return figure
-
-
-def forest(found: Mapping[tuple[str, Column], Difference], reference: str) -> Figure:
-    """Draws paired differences to a row with their intervals, and every split's: a row of panels per dataset."""
-    places = sorted({(column.dataset, column.labels or 0) for _, column in found})
-    tags = list(dict.fromkeys(column.metric for _, column in found))
-    names = list(dict.fromkeys(row for row, _ in found))
-    shown = list(map(_plain, names))
-    figure, axes = panels(len(places), len(tags), 3.4, 0.9 + 0.26 * len(names), grid="x")
-    for line, (dataset, labels) in zip(axes, places, strict=True):
-        for axis, tag in zip(line, tags, strict=True):
-            column = Column(dataset, labels or None, tag)
-            for row, name in enumerate(names):
-                if (name, column) in found:
-                    difference = found[name, column]
-                    axis.plot(difference.differences, [row] * len(difference.differences), "|", color=COLOURS[5])
-                    axis.plot([difference.low, difference.high], [row, row], color=COLOURS[0], linewidth=2)
-                    axis.plot(difference.mean, row, "o", color=COLOURS[0], markersize=4)
-            axis.axvline(0, color="black", linewidth=1)
-            axis.set_yticks(range(len(names)), shown if axis is line[0] else [""] * len(names), fontsize="small")
-            axis.set(ylim=(len(names) - 0.5, -0.5), title=_plain(column.place))
-            axis.set_xlabel(f"{metrics.shown(tag).title}, minus {_plain(reference)}'s", fontsize="small")
     return figure
 
 
@@ -379,16 +298,4 @@ def plot_images(rows: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
     axis.imshow(sheet, interpolation="nearest")
     _label(axis.yaxis, (np.arange(len(rows)) + 0.5) * height, names)
     axis.set_xticks([])
-    return figure
-
-
-def plot_captioned(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
-    """Plots images [H, W, 3], each over its caption, eight in a row."""
-    figure, axes = panels(-(-len(images) // 8), min(8, len(images)), 1.5, 1.9)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, image, caption in zip(axes.flat, images, captions, strict=False):
-        axis.imshow(image, interpolation="nearest")
-        axis.text(0.5, -0.03, caption, transform=axis.transAxes, fontsize="x-small", ha="center", va="top",
-                  parse_math=False)
     return figure

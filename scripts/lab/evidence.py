@@ -14,6 +14,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from cssl.tools.reproduce import AT_ONCE, Job, run_all, split_flags
 from libml.data.names import parse_name
 from libml.errors import UserError
 from libml.results import metrics, plots, tables
+from libml.results.paper import Column
 from libml.run import Run
 from libml.writing import write_text
 
@@ -166,6 +168,29 @@ def claims_table(grids: list[tables.Grid]) -> list[list[str]]:
     return lines
 
 
+def forest(found: Mapping[tuple[str, Column], tables.Difference], reference: str) -> Figure:
+    """Draws paired differences to a row with their intervals, and every split's: a row of panels per dataset."""
+    places = sorted({(column.dataset, column.labels or 0) for _, column in found})
+    tags = list(dict.fromkeys(column.metric for _, column in found))
+    names = list(dict.fromkeys(row for row, _ in found))
+    shown = list(map(plots.plain, names))
+    figure, axes = plots.panels(len(places), len(tags), 3.4, 0.9 + 0.26 * len(names), grid="x")
+    for line, (dataset, labels) in zip(axes, places, strict=True):
+        for axis, tag in zip(line, tags, strict=True):
+            column = Column(dataset, labels or None, tag)
+            for row, name in enumerate(names):
+                if (name, column) in found:
+                    difference = found[name, column]
+                    axis.plot(difference.differences, [row] * len(difference.differences), "|", color=plots.COLOURS[5])
+                    axis.plot([difference.low, difference.high], [row, row], color=plots.COLOURS[0], linewidth=2)
+                    axis.plot(difference.mean, row, "o", color=plots.COLOURS[0], markersize=4)
+            axis.axvline(0, color="black", linewidth=1)
+            axis.set_yticks(range(len(names)), shown if axis is line[0] else [""] * len(names), fontsize="small")
+            axis.set(ylim=(len(names) - 0.5, -0.5), title=plots.plain(column.place))
+            axis.set_xlabel(f"{metrics.shown(tag).title}, minus {plots.plain(reference)}'s", fontsize="small")
+    return figure
+
+
 # What credal sets promise.
 
 def credal_table(runs: list[Run]) -> list[list[str]]:
@@ -186,12 +211,61 @@ def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
     """Says of the smallest sets at the end of runs, with 1 - alpha from `sure` on, how often their class is right."""
     lines = [["dataset", f"pseudo-labels with 1 − alpha from {sure:g} on", "mean of 1 − alpha", "share right"]]
     for dataset in dict.fromkeys(run.dataset.dataset for run in runs):
-        promised, hits = plots.promises(run for run in runs if run.dataset.dataset == dataset)
+        promised, hits = promises(run for run in runs if run.dataset.dataset == dataset)
         here = promised >= sure
         if here.any():
             lines.append([dataset, f"{here.sum()} of {len(here)}", f"{promised[here].mean():.3f}",
                           f"{hits[here].mean():.3f}"])
     return lines
+
+
+def promises(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the probabilities 1 - alpha that credal sets promise at the end of runs, and where their class is right.
+
+    Images whose class is unknown are left out.
+    """
+    found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs]
+    y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
+    known = truth >= 0
+    return 1 - alpha[known], (y == truth)[known]
+
+
+def credal_validity(runs: Sequence[Run]) -> Figure:
+    """Draws what credal sets promise beside what is true, a row per dataset.
+
+    Left: their mean size alpha and the error of pseudo-labels over the run. Middle: the share of sets that hold the
+    true class, and the largest probability that their members give it. Right: at the end, how often the set's class is
+    the true one, by the probability 1 - alpha that it is at least to have.
+    """
+    groups: dict = defaultdict(list)
+    for run in runs:
+        groups[run.dataset.dataset, run.dataset.labels or 0].append(run)
+
+    def of_sets(runs: Iterable[Run], name: str) -> plots.Series:
+        reports = [[report for report in run.reports if name in report.get("credal", {})] for run in runs]
+        return [(np.asarray([r["step"] for r in found]), np.asarray([r["credal"][name] for r in found]))
+                for found in reports]
+
+    figure, axes = plots.panels(len(groups), 3, 3.6, 2.8, grid="both")
+    for (left, middle, right), ((dataset, labels), same) in zip(axes, sorted(groups.items()), strict=True):
+        errors = [(steps, 1 - values) for steps, values in (run.series("monitors/pseudo_accuracy") for run in same)]
+        lines = ((left, "mean alpha", [run.series("monitors/alpha") for run in same]),
+                 (left, "error of pseudo-labels", errors), (middle, "holds the true class", of_sets(same, "truth")),
+                 (middle, "upper probability of the true class", of_sets(same, "upper")))
+        for number, (axis, label, series) in enumerate(lines):
+            plots.band(axis, series, label, plots.COLOURS[number])
+        promised, hits = promises(same)
+        tenths = np.minimum((promised * 10).astype(int), 9)
+        for here in (tenths == tenth for tenth in np.unique(tenths)):
+            right.plot(promised[here].mean(), hits[here].mean(), "o", color=plots.COLOURS[0],
+                       markersize=2 + 14 * np.sqrt(here.mean()))
+        right.plot([0, 1], [0, 1], **plots.DIAGONAL)
+        right.set(xlabel="1 − alpha: promised at least", ylabel="share right", xlim=(0, 1.02), ylim=(0, 1.02))
+        left.set(title=f"{plots.plain(dataset)}, {labels or 'all'} labels ({len(same)} runs)", ylim=(0, 1))
+        middle.set(ylim=(0, 1.02))
+        left.legend(fontsize="x-small")
+        middle.legend(fontsize="x-small")
+    return figure
 
 
 # All methods.
@@ -263,13 +337,13 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
         texts += [*section(title, done[name], tables.table_of(grid)), "Differences to CSSL, split by split:",
                   tables.markdown(tables.table_of_differences(differences, REFERENCE))]
     if compared:
-        figures["forest"] = plots.forest(compared, REFERENCE)
+        figures["forest"] = forest(compared, REFERENCE)
     credal = [run for name, runs in done.items() if name in CLAIMS_PARTS for run in runs
               if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.reports)]
     if credal:
         texts += ["### What credal sets promise", tables.markdown(credal_table(credal)),
                   tables.markdown(promise_table(credal))]
-        figures["credal"] = plots.credal_validity(credal)
+        figures["credal"] = credal_validity(credal)
     if done.get("methods"):
         texts += section("Every method on the digits", done["methods"],
                          methods_table(done["methods"], label_spreading(PARTS["methods"].datasets)))

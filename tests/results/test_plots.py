@@ -92,7 +92,6 @@ def test_credal_sets_over_time(folder):
     heights = [band.get_paths()[0].vertices[:, 1] for band in axis.collections]
     assert [(low.min(), low.max()) for low in heights] == [(0, 1), (pytest.approx(0.05), pytest.approx(0.9)),
                                                            (pytest.approx(0.15), pytest.approx(0.7))]
-    assert plots.credal_sets(next(run for run in runs if run.method == "FixMatch")) is None
 
 
 def test_names_that_fonts_lack(recwarn):
@@ -192,24 +191,20 @@ DAMAGES = {
         "NaN": lambda file: changed(file, alpha=np.full(40, np.nan)),
         "sevens": lambda file: changed(file, alpha=np.full(40, 7.0))},
     "class_distribution": {text: lambda run, text=text: reported(run, f'"class_distribution": {text}')
-                           for text in ('"x"', "3", "[[1, 2]]", '["a", "b"]')},
-    "credal": {text: lambda run, text=text: reported(run, f'"credal": {text}')
-               for text in ("3", '"truth"', "null", '{"truth": "x", "upper": 1, "deciles": []}')}}
+                           for text in ('"x"', "3", "[[1, 2]]", '["a", "b"]')}}
 
 
 def with_damaged(folder, part):
     """Writes a run, and a copy for each damage; returns it and these."""
     whole = write_run(folder, [50, 60], stats=True, train_kimg=2)
-    reported(whole, '"credal": {"truth": 0.9, "upper": 0.95}')
     for damage in DAMAGES[part].values():
         shutil.copytree(whole, other := whole.with_name(f"CSSL_{len(list(whole.parent.iterdir()))}"))
-        damage(other if part in ("class_distribution", "credal") else other / f"stats/{part}.npz")
+        damage(other if part == "class_distribution" else other / f"stats/{part}.npz")
         yield other
 
 
 @pytest.mark.parametrize(("kind", "part"), [("reliability", "predictions"), ("classes", "predictions"),
-                                            ("credal", "pseudo_labels"), ("classes", "class_distribution"),
-                                            ("credal", "credal")])
+                                            ("classes", "class_distribution")])
 def test_damage_of_one_run_leaves_the_others_figures(tmp_path, kind, part):
     damaged = list(with_damaged(tmp_path / "runs", part))
     done = invoke("plot", kind, tmp_path / "runs", "-o", tmp_path / "x")

@@ -242,7 +242,7 @@ def test_unreadable_files_are_listed_and_the_others_stay_in_order(shipped, predi
 def test_names_of_files_keep_their_bytes(shipped, predictions, program, tmp_path):
     odd = os.fsencode(tmp_path) + b"/caf\xe9, \"new\".png"
     shutil.copy(predictions.files[0], odd)
-    program(tool.main, shipped.run, os.fsdecode(odd), f"--csv={tmp_path / 'x.csv'}", f"--sheet={tmp_path / 'x.png'}")
+    program(tool.main, shipped.run, os.fsdecode(odd), f"--csv={tmp_path / 'x.csv'}")
     with open(tmp_path / "x.csv", encoding="utf-8", errors="surrogateescape") as file:
         assert [os.fsencode(row["file"]) for row in csv.DictReader(file)] == [odd]
     assert "caf" in program(tool.main, shipped.run, os.fsdecode(odd), "--json").stdout
@@ -320,24 +320,6 @@ def test_arrays_must_be_images_of_the_models_size(predictions):
             predictions.classifier(images)
 
 
-def test_the_sheet_shows_the_most_uncertain(shipped, program, tmp_path, monkeypatch):
-    shown = {}
-    from libml.results import plots
-
-    real = plots.plot_captioned
-    monkeypatch.setattr(plots, "plot_captioned", lambda images, captions: shown.update(
-        images=images, captions=captions) or real(images, captions))
-    done = program(tool.main, shipped.run, shipped.images / "test", "--sort=uncertainty",
-                   f"--sheet={tmp_path / 'sheet.png'}")
-    first = rows(done.stdout)[0]
-    assert len(shown["images"]) == 48
-    assert shown["captions"][0] == f"{first['class']} {float(first['probability']):.2f}\n{Path(first['file']).name}"
-    with Image.open(first["file"]) as image:
-        np.testing.assert_array_equal(shown["images"][0], np.asarray(image))
-    with Image.open(tmp_path / "sheet.png") as image:
-        assert image.width > 1000 and len(np.unique(np.asarray(image))) > 50
-
-
 def test_bad_input_is_one_line(shipped, program, tmp_path):
     def error(*arguments):
         return program(tool.main, *arguments, code=2).stderr
@@ -353,7 +335,7 @@ def test_bad_input_is_one_line(shipped, program, tmp_path):
     assert "is not in a run folder" in error(tmp_path / "loose/tf", shipped.images)
     assert "An empty name was given" in error(shipped.run, "")
     assert "Cannot write /proc/x.csv" in error(shipped.run, tmp_path / "none", "--csv=/proc/x.csv")  # said first
-    assert "is a folder" in error(shipped.run, tmp_path / "none", f"--sheet={tmp_path}")
+    assert "is a folder" in error(shipped.run, tmp_path / "none", f"--csv={tmp_path}")
 
 
 @pytest.mark.parametrize("call, message", [
@@ -367,12 +349,6 @@ def test_arguments_that_make_no_sense(shipped, call, message):
     with pytest.raises(UserError, match=message) as caught:
         call(cssl.open(shipped.run))
     assert "\n" not in str(caught.value)
-
-
-def test_two_outputs_have_two_names(shipped, predictions, program, tmp_path):
-    same = tmp_path / "x.png"
-    assert "name two files" in program(tool.main, shipped.run, predictions.files[0], f"--csv={same}", f"--sheet={same}",
-                                       code=2).stderr
 
 
 def test_what_is_no_file_is_named(shipped, predictions, program, tmp_path):

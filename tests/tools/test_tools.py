@@ -56,7 +56,6 @@ def test_reading_needs_no_tensorflow(command, folder, tool, arguments, expected)
 @pytest.mark.parametrize(("tool", "arguments"), [
     ("report", ["RUNS", "-o", "OUT/x.html"]), ("plot", ["curves", "RUNS", "-o", "OUT/x.png"]),
     ("reproduce", ["--table=barely", "--slurm=OUT/x.sh"]), ("inspect", ["--dataset=digits.1@40-1", "--png=OUT/x.png"]),
-    ("predict", ["TRAINED", "IMAGES/test/one", "--sheet=OUT/x.png"]),
     ("predict", ["TRAINED", "IMAGES/test/one", "--csv=OUT/x.csv", "--all"])])
 def test_only_what_a_command_wrote_is_overwritten(program, folder, shipped, tmp_path, tool, arguments):
     main = importlib.import_module(f"cssl.tools.{tool}").main
