@@ -8,7 +8,7 @@
 curves: learning curves, a panel per dataset and label number, a line per method, bands of one standard deviation over
 seeds. reliability: accuracy against confidence with the histogram of confidences, at the last report. pseudo: share of
 pseudo-labels used, their alpha, and their accuracy against the held-back true labels, over time. classes: predicted
-classes of the test images over time, and at the end beside the true ones.
+classes of the test images over time.
 RUNS are run folders, folders above them, or globs.
 """
 import sys

@@ -168,16 +168,9 @@ def _add_legends(figure: Figure) -> None:
     figure.legend(lines.values(), texts, loc="outside lower center", fontsize="small")
 
 
-def _two_panels_each(runs: Sequence[Run], width: float) -> tuple[Figure, np.ndarray]:
-    figure, axes = panels(2, len(runs), width, 2.6)
-    for axis, run in zip(axes[0], runs, strict=True):
-        axis.set_title(f"{plain(run.method)}\n{plain(run.settings.get('dataset', run.path.name))}")
-    return figure, axes
-
-
 def reliability(runs: Sequence[Run]) -> Figure:
     """Draws, for each run, the accuracy per bin of confidence over the histogram of confidences, on the test set."""
-    figure, axes = _two_panels_each(runs, 3.4)
+    figure, axes = panels(2, len(runs), 3.4, 2.6)
     for (top, bottom), run in zip(axes.T, runs, strict=True):
         predicted = predictions(run)
         diagram, ece = metrics.reliability(*predicted), metrics.expected_calibration_error(*predicted)
@@ -188,7 +181,7 @@ def reliability(runs: Sequence[Run]) -> Figure:
         top.plot(diagram.confidence[used], diagram.accuracy[used], "o", color=COLOURS[1], markersize=3,
                  label="at mean confidence")
         top.plot([0, 1], [0, 1], **DIAGONAL)
-        top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
+        top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", title=_heading(run))
         top.text(0.03, 0.95, f"ECE {ece:.3f}", transform=top.transAxes, va="top")
         top.legend(fontsize="x-small", loc="lower right")
         bottom.bar(diagram.edges[:-1], diagram.count / diagram.count.sum(), color=COLOURS[5], **bars)
@@ -199,28 +192,23 @@ def reliability(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+def _heading(run: Run) -> str:
+    return f"{plain(run.method)}\n{plain(run.settings.get('dataset', run.path.name))}"
+
+
 def class_distribution(runs: Sequence[Run]) -> Figure:
-    """Draws, for each run, the classes predicted for the test images over time, and at the end beside the truth."""
-    figure, axes = _two_panels_each(runs, 3.8)
-    for (top, bottom), run in zip(axes.T, runs, strict=True):
+    """Draws, for each run, the classes predicted for the test images over time."""
+    figure, axes = panels(1, len(runs), 3.8, 2.6)
+    for axis, run in zip(axes[0], runs, strict=True):
         pairs = [(report["step"], report["class_distribution"]) for report in run.reports
                  if report.get("class_distribution")]
         if not pairs:
             raise UserError(f"{run.path} has reported no class_distribution: nothing to draw.")
         steps, shares = (np.asarray(values) for values in zip(*pairs, strict=True))
-        classes = np.arange(shares.shape[1])
-        if len(steps) > 1:
-            image = top.pcolormesh(steps / 1024, classes, shares.T, vmin=0, shading="nearest")
-            figure.colorbar(image, ax=top, label="share")
-        top.set(xlabel="kimg", ylabel="class")
-        bottom.bar(classes - 0.2, shares[-1], 0.4, color=COLOURS[0], label="predicted")
-        if (run.stats / "predictions.npz").exists():
-            labels = predictions(run)[1]
-            bottom.bar(classes + 0.2, np.bincount(labels, minlength=len(classes)) / len(labels), 0.4, color=COLOURS[4],
-                       label="true")
-        bottom.set(xlabel="class", ylabel="share of test images")
-        bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
-        bottom.legend(fontsize="x-small")
+        image = axis.pcolormesh(steps / 1024, np.arange(shares.shape[1]), shares.T, vmin=0, shading="nearest")
+        figure.colorbar(image, ax=axis, label="share")
+        axis.set(xlabel="kimg", ylabel="class", title=_heading(run))
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

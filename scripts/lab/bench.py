@@ -39,7 +39,6 @@ cli.start_tensorflow()  # quietly, before anything else does
 
 import keras
 import tensorflow as tf
-from matplotlib.figure import Figure
 from PIL import Image
 
 import libml.data
@@ -48,7 +47,7 @@ from libml.augment import OPS, Augmenter, pillow_policy
 from libml.data import SSLData, sources
 from libml.devices import distribute
 from libml.errors import UserError
-from libml.results import plots, tables
+from libml.results import tables
 from libml.results.predict import Classifier
 from libml.train import distributed_batches, update_loop
 
@@ -59,10 +58,10 @@ SETTINGS = {"WRN-28-2": dict(batch=64, filters=32, repeat=4, scales=3, size=32),
             "digits": dict(batch=32, filters=16, repeat=1, scales=3, size=16)}
 BASE = {"batch": 16, "filters": 16, "repeat": 1, "size": 32, "unlabeled": 2000, "classes": 10, "replicas": 1,
         "workers": 1, "precision": "off", "jit": False, "recompute": False}
-GROWTH: dict[str, tuple] = {"batch": (4, 16, 32, 64), "filters": (16, 32, 64), "size": (16, 32, 64, 128, 224),
-                            "unlabeled": (1000, 10_000, 100_000, 1_000_000), "classes": (10, 100, 1000)}
-SWEEP: dict[str, tuple] = {**GROWTH, "replicas": (2, 4), "workers": (2,), "precision": ("float16", "bfloat16"),
-                           "jit": (True,), "recompute": (True,)}
+SWEEP: dict[str, tuple] = {
+    "batch": (4, 16, 32, 64), "filters": (16, 32, 64), "size": (16, 32, 64, 128, 224),
+    "unlabeled": (1000, 10_000, 100_000, 1_000_000), "classes": (10, 100, 1000), "replicas": (2, 4), "workers": (2,),
+    "precision": ("float16", "bfloat16"), "jit": (True,), "recompute": (True,)}
 TIMEOUT = 600  # seconds for what is measured in a process of its own
 Results = Iterator[dict[str, object]]  # of each benchmark: numbers and words by name
 
@@ -265,13 +264,12 @@ def predict(files: int = 512, keras_files: int = 32, size: int = 32, rounds: int
            "ratio": best["keras"] / best["predict"], "largest_difference_of_a_logit": float(difference)}
 
 
-def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -> Results:
+def scale(steps: int = 20, only: str = "", base: str = "{}") -> Results:
     """Step time (median of --steps), images per second, labelled and unlabelled, and peak memory over many settings.
 
     Every configuration runs in processes of its own (replicas are logical CPU devices where there is no GPU) and
     changes a single setting of the first; `size` has a batch of 4 throughout. Ten minutes or more on 2 cores.
-    --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'; --figure draws how time
-    and memory grow.
+    --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'.
     """
     names = only.split(",") if only else list(SWEEP)
     try:
@@ -282,13 +280,9 @@ def scale(steps: int = 20, only: str = "", base: str = "{}", figure: str = "") -
         raise UserError(f"--only={only} --base={base}: expected names of {', '.join(SWEEP)}, and of {', '.join(BASE)}.")
     configs = [start] + [{**start, **({"batch": 4} if name == "size" else {}), name: value}
                          for name in names for value in SWEEP[name]]
-    rows = []
     for number, config in enumerate(configs):
         if config not in configs[:number]:
-            rows.append(config | in_processes(_one_scale, config, steps, workers=config["workers"]))
-            yield rows[-1]
-    if figure:
-        plots.save(growth(rows, [name for name in GROWTH if name in names]), figure, ("png",))
+            yield config | in_processes(_one_scale, config, steps, workers=config["workers"])
 
 
 def _one_scale(config: dict, steps: int) -> dict[str, float]:
@@ -305,25 +299,6 @@ def _one_scale(config: dict, steps: int) -> dict[str, float]:
     return {"step_s": round(seconds, 4), "images_per_s": round(config["batch"] * (1 + URATIO) / seconds, 1),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, "compile_s": round(first, 1),
             "weights": networks.count_weights(model.network)}
-
-
-def growth(rows: list[dict], names: list[str]) -> Figure:
-    """Draws seconds per update and peak memory over some settings; dotted: as much longer as the setting is larger."""
-    figure, axes = plots.panels(2, len(names), 2.6, 2.3, grid="both")
-    for (top, bottom), name in zip(axes.T, names, strict=True):
-        others = {**rows[0], **({"batch": 4} if name == "size" else {})}
-        same = sorted((row for row in rows if "step_s" in row and all(
-            row[other] == others[other] for other in names if other != name)), key=lambda row: row[name])
-        places, seconds = [row[name] for row in same], [row["step_s"] for row in same]
-        top.plot(places, [seconds[0] * place / places[0] for place in places], ":", color="grey", linewidth=1)
-        top.plot(places, seconds, "o-", color=plots.COLOURS[0])
-        bottom.plot(places, [row["peak_memory_mb"] / 1024 for row in same], "o-", color=plots.COLOURS[0])
-        bottom.set_xlabel(name)
-    for axis in axes.flat:
-        axis.set(xscale="log", yscale="log")
-    axes[0, 0].set_ylabel("seconds per update")
-    axes[1, 0].set_ylabel("peak memory (GB)")
-    return figure
 
 
 def start(against: str = "", rounds: int = 3) -> Results:

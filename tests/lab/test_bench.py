@@ -2,7 +2,6 @@
 import json
 
 import bench
-import numpy as np
 import pytest
 from helpers import invoke
 
@@ -57,17 +56,6 @@ def test_predict_compares_equal_predictions():
     result = json.loads(done.stdout)
     assert result["largest_difference_of_a_logit"] < 1e-5  # batches of other sizes
     assert result["ratio"] > 5  # with so small a network calls are all that counts: some hundred
-
-
-def test_growth_has_a_line_per_setting_that_was_varied():
-    base = {"batch": 16, "size": 32, "step_s": 0.2, "peak_memory_mb": 1024}
-    rows = [base, {**base, "batch": 4, "step_s": 0.05},
-            {**base, "batch": 4, "size": 64, "step_s": 0.2, "peak_memory_mb": 2048},
-            {"batch": 64, "size": 32, "error": "not done after 300 s"}]
-    (batch, size), (_, memory) = np.reshape(bench.growth(rows, ("batch", "size")).axes, (2, 2))
-    assert [line.get_xydata().tolist() for line in batch.lines] == [[[4, 0.05], [16, 0.2]]] * 2  # linear: on the dots
-    assert [line.get_ydata().tolist() for line in size.lines] == [[0.05, 0.1], [0.05, 0.2]]
-    assert memory.lines[0].get_xydata().tolist() == [[32, 1], [64, 2]]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
