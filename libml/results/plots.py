@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, fontManager, get_font
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import MaxNLocator
 
 from libml.errors import UserError, printable
@@ -35,19 +35,10 @@ LEGEND_INSIDE, LINE_INCHES, LETTER_INCHES = 40, 0.17, 0.085  # letters of a labe
 Series = Sequence[tuple[np.ndarray, np.ndarray]]  # steps and values of each run
 
 
-@functools.cache
-def _fonts() -> tuple[list[str], frozenset[int]]:
-    """Returns those of FONTS that this machine has, and the letters that they have."""
-    names = [name for name in FONTS if name in fontManager.get_font_names()]
-    return names, frozenset[int]().union(*(get_font(findfont(name)).get_charmap() for name in names))
-
-
 def _label(axis: Axis, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
-    """Writes names, in any script, beside an axis; a letter that no font has becomes its number, such as \\u732b."""
-    fonts, letters = _fonts()
-    shown = ["".join(letter if ord(letter) in letters else f"\\u{ord(letter):04x}" for letter in name)
-             for name in names]
-    axis.set_ticks(places, shown, fontsize="small", fontfamily=fonts, parse_math=False)
+    """Writes names, in any script that the fonts of this machine have, beside an axis."""
+    fonts = [name for name in FONTS if name in fontManager.get_font_names()]
+    axis.set_ticks(places, list(map(printable, names)), fontsize="small", fontfamily=fonts, parse_math=False)
 
 
 def plain(name: object) -> str:
