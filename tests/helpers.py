@@ -55,7 +55,7 @@ class Program:
     that TensorFlow reads, its banner) is another matter: the fixture `command` is for that.
 
     Args:
-        words: as after `python`: a script, or -m and a module, and their arguments.
+        words: as after `python`: a script, -m and a module, or -c and code, and their arguments.
         folder: gets a file for each of the two streams that it prints to.
         limit: the largest file that it may write, in bytes.
         environment: further variables.
@@ -109,7 +109,10 @@ def _become(words: list[str], files: list[Path], limit: int | None, environment:
     os.chdir(ROOT)
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "-c", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:

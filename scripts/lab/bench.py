@@ -139,7 +139,7 @@ def augment(dataset: str = "cifar10.0@40-1", images: int = 448, rounds: int = 10
     settings = dict(image_shape=pictures.shape[1:], mirror=True, shift=pictures.shape[1] // 8)
     augmenter, plain = Augmenter("d.d.d", **settings), Augmenter("d.d.d", jit_compile=False, **settings)
     samples = augmenter.sample_strong(images, seed)
-    strong, strong_plain = tf.function(augmenter.strong, autograph=False), tf.function(plain.strong)
+    strong, strong_plain = tf.function(augmenter.strong, autograph=False), tf.function(plain.strong, autograph=False)
     assert np.array_equal(strong(tensor, seed), augmenter.strong_reference(pictures, samples)), "views differ"
     best = take_turns(rounds, pillow=timed(lambda: augmenter.strong_reference(pictures, samples), images),
                       graph=timed(lambda: strong(tensor, seed).numpy(), images),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import Program
 from test_splits import plain_labeled
 
 from libml import data
@@ -58,11 +59,12 @@ def test_validation_comes_first_and_training_is_the_rest(real_data_dir):
 
 
 @pytest.mark.slow
-def test_inspect_dataset_prints_the_split(real_data_dir, command, tmp_path):
+def test_inspect_dataset_prints_the_split(real_data_dir, tmp_path):
     sheet = tmp_path / "sheet.png"
-    done = command("scripts/inspect_dataset.py", "--dataset=cifar10.3@40-1", "--json", f"--png={sheet}",
+    done = Program(["scripts/inspect_dataset.py", "--dataset=cifar10.3@40-1", "--json", f"--png={sheet}"], tmp_path,
                    ML_DATA=str(real_data_dir))
-    facts = json.loads(done.stdout)
+    assert done.wait() == 0, done.error
+    facts = json.loads(done.output)
     assert facts["labeled_indices"] == GOLDEN["splits"]["cifar10.3@40"]
     assert digest(facts["unlabeled_indices"]) == GOLDEN["unlabeled_sha256"]
     assert (facts["num_valid"], facts["num_test"], facts["num_classes"]) == (1, 10000, 10)

@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from conftest import ROOT
+from helpers import Program
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -262,13 +263,10 @@ def test_what_killed_writers_left_is_swept_when_the_next_one_writes(folder, tmp_
 
 @pytest.mark.slow
 def test_two_processes_decode_one_folder_at_once(folder, tmp_path):
-    command = [sys.executable, "-m", "cssl.tools.inspect", f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'd'}",
-               "--json"]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-               for _ in range(2)]
-    shown = [process.communicate(timeout=300) for process in running]
-    assert [process.returncode for process in running] == [0, 0], shown
-    assert shown[0][0] == shown[1][0]
+    command = ["-m", "cssl.tools.inspect", f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'd'}", "--json"]
+    first, second = (Program(command, tmp_path) for _ in range(2))
+    assert (first.wait(), second.wait()) == (0, 0), first.error + second.error
+    assert first.output == second.output and json.loads(first.output)
     (only,) = (tmp_path / "d" / "folders").iterdir()
     assert sorted(path.name for path in only.iterdir() if path.suffix != ".npy") == [cache.CONTENTS]
 
@@ -292,12 +290,11 @@ def test_caches_of_earlier_states_are_named_with_their_size(folder, tmp_path, pr
     assert shown("--image_size=100") == []
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path, command, program):
+def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path, program):
     arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path / 'data'}", "--image_size=200"
-    limited = ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10 ** 6,) * 2); import cssl.tools;"
-               "from cssl.tools import inspect; cssl.tools.exit_on_user_error(inspect.main)")
-    done = command("-c", limited, *arguments, code=2)
-    assert "room for the decoded images" in done.stderr and "(File too large)" in done.stderr
+    limited = Program(["-m", "cssl.tools.inspect", *arguments], tmp_path, limit=10 ** 6)
+    assert limited.wait() == 2 and len(limited.error.splitlines()) == 1, limited.error
+    assert "room for the decoded images" in limited.error and "(File too large)" in limited.error
     full = OSError(errno.ENOSPC, "No space left on device")
     with mock.patch.object(os, "posix_fallocate", side_effect=full):
         done = program(inspect.main, *arguments, code=2)

@@ -1,14 +1,11 @@
 """Clusters from environments, strategies, and the same mathematics on 1, 2 and 4 logical devices."""
 import functools
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ENVIRONMENT, ROOT
-from helpers import strategy_of
+from helpers import Program, strategy_of
 
 from cssl.cssl import CSSL
 from libml import networks
@@ -169,15 +166,14 @@ def test_runs_of_a_process_share_their_strategy():
     assert strategy_of(2) is not strategy_of(4)
 
 
-def test_what_a_hanging_peer_holds_up_ends_the_process():
+def test_what_a_hanging_peer_holds_up_ends_the_process(tmp_path):
     """With exit code 75 and one line, though Python stands in a call that nothing wakes."""
     code = ("import time, tensorflow as tf; from libml.devices import distribute; distribute.FIRST_SECONDS = 0.5; "
             "group = distribute.ProcessGroup(tf.distribute.get_strategy()); group.size = 2\n"
             "with group.expected('an update'): time.sleep(100)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 75
-    assert done.stderr.splitlines()[-1].startswith("error: Worker 0 has waited 0 s for an update: another process")
+    process = Program(["-c", code], tmp_path)
+    assert process.wait() == 75
+    assert process.error.splitlines()[-1].startswith("error: Worker 0 has waited 0 s for an update: another process")
 
 
 def test_a_peer_has_ten_times_the_time_that_it_ever_took(monkeypatch):

@@ -4,6 +4,7 @@ import ast
 import pytest
 import tensorflow as tf
 from conftest import ROOT
+from helpers import Program
 
 from cssl import CSSL, RunConfig
 from libml import experiment
@@ -47,25 +48,27 @@ def test_numbers_of_views_are_what_tensorflow_chose_on_cpus():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_deterministic_reaches_xla(command, tmp_path, deterministic):
+def test_deterministic_reaches_xla(tmp_path, deterministic):
     """XLA writes down with what options it compiles; those of GPUs are among them on any machine."""
     code = ("import tensorflow as tf; from libml import config; from libml.devices import distribute; "
             f"distribute.create_strategy(config.ScaleOptions(deterministic={deterministic})); "
             "tf.function(lambda x: 2 * tf.sin(x), jit_compile=True, autograph=False)(tf.ones([4]))")
-    command("-c", code, XLA_FLAGS=f"--xla_dump_to={tmp_path}")
+    process = Program(["-c", code], tmp_path, XLA_FLAGS=f"--xla_dump_to={tmp_path}")
+    assert process.wait() == 0, process.error
     (options,) = tmp_path.glob("*debug_options")
     assert ("xla_gpu_deterministic_ops: true" in options.read_text()) == deterministic
 
 
 @pytest.mark.slow
-def test_an_operation_that_refuses_determinism_is_one_line(command, tmp_path):
+def test_an_operation_that_refuses_determinism_is_one_line(tmp_path):
     file = tmp_path / "refusing.py"
     file.write_text(REFUSING)
     flags = ["--dataset=digits.1@40-1", "--batch=4", "--uratio=1", "--filters=16", "--repeat=1", "--scales=1",
              "--augment=x.x.x", "--train_steps=1", f"--train_dir={tmp_path / 'runs'}"]
-    error = command(file, *flags, "--deterministic", code=2, PYTHONPATH=str(ROOT)).stderr
-    assert error.startswith("error: --deterministic: an operation of this run has no form that repeats")
-    assert "require a seed" in error
+    process = Program([file, *flags, "--deterministic"], tmp_path)
+    assert process.wait() == 2 and len(process.error.splitlines()) == 1, process.error
+    assert process.error.startswith("error: --deterministic: an operation of this run has no form that repeats")
+    assert "require a seed" in process.error
 
 
 def test_an_operation_without_a_deterministic_kernel_is_one_line():

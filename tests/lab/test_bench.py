@@ -3,7 +3,7 @@ import json
 
 import bench
 import pytest
-from helpers import invoke
+from helpers import Program, invoke
 
 from libml.augment import OPS
 from libml.errors import UserError
@@ -35,18 +35,20 @@ def test_rows_of_one_kind_are_one_table(monkeypatch):
 
 
 @pytest.mark.slow
-def test_augment(command):
-    done = command("scripts/lab/bench.py", "augment", "--json", "--images=8", "--dataset=digits.1@40-1", "--rounds=1")
-    result, *operations = map(json.loads, done.stdout.splitlines())
+def test_augment(tmp_path):
+    done = Program(["scripts/lab/bench.py", "augment", "--json", "--images=8", "--dataset=digits.1@40-1", "--rounds=1"],
+                   tmp_path)
+    assert done.wait() == 0, done.error
+    result, *operations = map(json.loads, done.output.splitlines())
     assert result["graph_images_per_s"] > 0
     assert result["ratio"] == pytest.approx(result["graph_images_per_s"] / result["pillow_images_per_s"], abs=0.01)
     assert [row["op"] for row in operations] == list(OPS)
 
 
 @pytest.mark.slow
-def test_data(command):
-    result = json.loads(command("scripts/lab/bench.py", "data", "--dataset=digits.1@40-1", "--steps=5", "--rounds=2",
-                                "--json").stdout)
+def test_data():
+    result = json.loads(invoke(bench.main, "data", "--dataset=digits.1@40-1", "--steps=5", "--rounds=2",
+                               "--json").stdout)
     assert result["images_per_s"] > 0 and result["first_batch_s"] > 0
 
 

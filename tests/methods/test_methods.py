@@ -111,7 +111,7 @@ def test_train_continue_evaluate_extract(module, tmp_path, program, monkeypatch)
 
 
 @pytest.mark.parametrize(("module", "devices"), [("cssl", 1), *(pytest.param(module, 2, marks=pytest.mark.slow)
-                                                                for module in ("c2s2l", "cssl", "flexmatch"))])
+                                                                for module in ("cssl", "flexmatch"))])
 def test_another_start_continues(module, devices, tmp_path, program):
     """(Every method's update on two replicas, and from a checkpoint of theirs: below.)"""
     method, flags = cssl.method(module), [*TINY, f"--num_devices={devices}", f"--train_dir={tmp_path}"]

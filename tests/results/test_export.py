@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ENVIRONMENT, ROOT
-from helpers import code_blocks
+from helpers import Program, code_blocks
 from PIL import Image
 
 import cssl
@@ -241,13 +241,13 @@ def test_two_exports_into_one_folder(shipped, program, tmp_path, monkeypatch, em
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instant", ["written", "aside"])
-def test_a_killed_export_loses_nothing_and_is_swept(shipped, exported, program, tmp_path, instant):
+def test_a_killed_export_loses_nothing_and_is_swept(shipped, exported, program, tmp_path, tmp_path_factory, instant):
     """Killed when its files are written, and between the two renames of --force."""
     target = tmp_path / "model"
     shutil.copytree(exported, target)
     before = (target / "export.json").read_bytes()
     kill = "lambda *arguments: os.kill(os.getpid(), 9)"
-    code = f"import os, sys, cssl, pathlib; sys.path[:0] = [{str(ROOT)!r}]\nfrom libml.results import export\n"
+    code = "import os, cssl\nfrom libml.results import export\n"
     if instant == "written":
         code += f"export._move = {kill}\n"
     else:
@@ -255,9 +255,8 @@ def test_a_killed_export_loses_nothing_and_is_swept(shipped, exported, program, 
 export.check_target = lambda folder, force: ({kill})() if '-old-' in str(folder) else real(folder, force)
 """
     code += f"cssl.open({str(shipped.run)!r}).export({str(target)!r}, force=True)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300,
-                          env={**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0"})
-    assert done.returncode == -9, done.stderr
+    process = Program(["-c", code], tmp_path_factory.mktemp("output"))
+    assert process.wait() == -9, process.error
     left = [path.name for path in tmp_path.iterdir() if path.name != "model"]
     assert len(left) == (1 if instant == "written" else 2) and left[0].startswith(".model-")
     assert target.exists() is (instant == "written")
@@ -282,16 +281,15 @@ def test_only_dead_writers_leftovers_are_swept(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_older_export_stays(shipped, exported, tmp_path):
+def test_a_full_disk_is_one_line_and_the_older_export_stays(shipped, exported, tmp_path, tmp_path_factory):
     """A process may write files of at most 100 KiB, which the SavedModel's graph is larger than."""
     target = tmp_path / "model"
     shutil.copytree(exported, target)
     before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
-    done = subprocess.run(["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", sys.executable, "-m", "cssl.tools.export",
-                           shipped.run, "-o", target, "--force"], capture_output=True, text=True, cwd=ROOT, timeout=300,
-                          env={**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0"})
-    assert done.returncode == 2, done.stderr
-    assert f"Cannot write {target} (" in done.stderr and "Traceback" not in done.stderr
+    process = Program(["-m", "cssl.tools.export", shipped.run, "-o", target, "--force"],
+                      tmp_path_factory.mktemp("output"), limit=102_400)
+    assert process.wait() == 2, process.error
+    assert f"Cannot write {target} (" in process.error and "Traceback" not in process.error
     assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -418,16 +418,15 @@ def test_next_commands_can_be_pasted(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_peer_that_never_appears_is_one_line():
+def test_a_peer_that_never_appears_is_one_line(tmp_path):
     """The wait is TensorFlow's and deaf; another process ends it. Two seconds here instead of ten minutes."""
     code = ("import sys; from cssl import cli; cli.start_tensorflow(); from libml import config; "
             "from libml.devices import distribute; distribute.START_SECONDS = 2; "
             "distribute.create_strategy(config.ScaleOptions(), {'TF_CONFIG': sys.argv[1]})")
     cluster = {"cluster": {"worker": ["127.0.0.1:45671", "127.0.0.1:45672"]}, "task": {"type": "worker", "index": 1}}
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(cluster)], cwd=ROOT, env=ENVIRONMENT, timeout=120,
-                          capture_output=True, text=True)
-    assert done.returncode == -9
-    assert "appeared within 2 s" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    process = Program(["-c", code, json.dumps(cluster)], tmp_path)
+    assert process.wait() == -9
+    assert "appeared within 2 s" in process.error.splitlines()[-1] and "Traceback" not in process.error
 
 
 def test_time_left_is_not_that_of_compiling():

@@ -62,10 +62,10 @@ def reports(run: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, command):
+def finished(tmp_path_factory, program):
     """An undisturbed run of 48 updates, a report every 8."""
     folder = tmp_path_factory.mktemp("finished")
-    done = command("cssl.py", *TINY, "--train_steps=48", f"--train_dir={folder}")
+    done = program(CSSL, *TINY, "--train_steps=48", f"--train_dir={folder}")
     return only_run(folder), done.stdout
 
 
