@@ -55,7 +55,7 @@ class C2S2L(SSLModel):
         """Of float images, from the snapshot [N, C]."""
         size, rest = len(self.network.trainable_variables), len(self.network.non_trainable_variables)
         network = [state[f"snapshot_{i}"] for i in range(size + rest)]
-        return tf.stop_gradient(self.infer_with(network[:size], network[size:], images))
+        return tf.stop_gradient(self.infer(images, values=(network[:size], network[size:])))
 
     def calibrate(self, state: dict[str, tf.Tensor], chunk: int = 256) -> tf.Tensor:
         """Nonconformity of the calibration images with their true classes [n], sorted; some images at a time."""

@@ -328,7 +328,8 @@ class SSLModel(KerasModel):
     def trial_loss(self, batch: dict) -> tf.Tensor:
         """Returns the loss of a batch on this replica and changes nothing: shows whether the step can be compiled."""
         state = self.update.read()
-        return self.update.gradients(self.make_views(batch, state), state)["scalars"]["losses/total"]
+        _, scalars = self.update.next_state(self.update.pack(state), self.make_views(batch, state))
+        return scalars["losses/total"]
 
     # Inference.
 
@@ -339,16 +340,16 @@ class SSLModel(KerasModel):
         mean, deviation = self.image_statistics
         return (images - mean) / deviation
 
-    def infer(self, images: tf.Tensor, ema: bool = True) -> tf.Tensor:
-        """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics."""
-        items = self.checkpoint_items()
-        weights, statistics = ([tf.convert_to_tensor(v) for v in items[name]]
-                               for name in ("ema" if ema else "weights", "statistics"))
-        return self.infer_with(weights, statistics, images)
-
-    def infer_with(self, weights: list[tf.Tensor], statistics: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
-        """The same from given weights and statistics."""
-        logits, _ = self.run_network(weights, statistics, images, training=False)
+    def infer(self, images: tf.Tensor, ema: bool = True,
+              values: tuple[list[tf.Tensor], list[tf.Tensor]] | None = None) -> tf.Tensor:
+        """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics, or
+        from other `values` of both."""
+        if values is None:
+            items = self.checkpoint_items()
+            weights, statistics = ([tf.convert_to_tensor(v) for v in items[name]]
+                                   for name in ("ema" if ema else "weights", "statistics"))
+            values = weights, statistics
+        logits, _ = self.run_network(*values, images, training=False)
         return tf.cast(logits, tf.float32)
 
     def run_network(self, weights: Sequence[tf.Tensor], statistics: Sequence[tf.Tensor], images: tf.Tensor,

@@ -8,6 +8,8 @@ from typing import TypeVar
 from libml.lazy import tf
 
 Kind = TypeVar("Kind", bound=Hashable)
+Means = TypeVar("Means")  # a tensor, or tensors in lists and dicts
+Rows = TypeVar("Rows")  # likewise
 
 
 class Packing:
@@ -17,16 +19,13 @@ class Packing:
         self.shapes = [tuple(shape) for shape in shapes]
         self.vectors = [list(vector) for vector in vectors]
 
-    def vector(self, tensors: Mapping[int, tf.Tensor] | Sequence[tf.Tensor], number: int) -> tf.Tensor:
-        """Returns one vector of tensors by position."""
-        return tf.concat([tf.reshape(tensors[i], [-1]) for i in self.vectors[number]], 0)
-
-    def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns all vectors."""
-        return [self.vector(tensors, number) for number in range(len(self.vectors))]
+    def pack(self, tensors: Mapping[int, tf.Tensor] | Sequence[tf.Tensor],
+             numbers: Iterable[int] | None = None) -> list[tf.Tensor]:
+        """Returns all vectors, or those of some numbers, of tensors by position."""
+        vectors = self.vectors if numbers is None else [self.vectors[number] for number in numbers]
+        return [tf.concat([tf.reshape(tensors[i], [-1]) for i in positions], 0) for positions in vectors]
 
     def unpack(self, vectors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns all tensors."""
         found: dict[int, tf.Tensor] = {}
         for vector, positions in zip(vectors, self.vectors, strict=True):
             parts = tf.split(vector, [math.prod(self.shapes[i]) for i in positions])
@@ -48,8 +47,9 @@ def replicas() -> tf.distribute.ReplicaContext | None:
     return None if context is None or context.num_replicas_in_sync == 1 else context
 
 
-def exchange(means: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns means of float tensors over all replicas, and tensors [n, …] of any dtype, one replica's after the other.
+def exchange(means: Means, rows: Rows) -> tuple[Means, Rows]:
+    """Returns the means of floats over all replicas (what is no float stays), and tensors [n, …] of any dtype, one
+    replica's after the other.
 
     Gradients flow back to floats. All of it is the sum of one vector (and one more for float64): NCCL is known to hang
     with several sums in flight, and TensorFlow's own way to gather asks for shapes first, through the host. Of what is
@@ -58,17 +58,20 @@ def exchange(means: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]) -> tuple[lis
     """
     context = replicas()
     if context is None:
-        return list(means), list(rows)
+        return means, rows
+    floats, local = [t for t in tf.nest.flatten(means) if t.dtype.is_floating], tf.nest.flatten(rows)
     count = context.num_replicas_in_sync
     own = tf.one_hot(context.replica_id_in_sync_group, count, on_value=True, off_value=False)
-    sent = [_as_floats(tensor) for tensor in means]
-    for tensor in map(_as_floats, rows):
+    sent = [_as_floats(tensor) for tensor in floats]
+    for tensor in map(_as_floats, local):
         sent.append(tf.where(tf.reshape(own, [-1] + [1] * len(tensor.shape)), tensor, tf.zeros([], tensor.dtype)))
     packing = Packing([tensor.shape for tensor in sent], by_kind({i: t.dtype for i, t in enumerate(sent)}).values())
     sums = packing.unpack(context.all_reduce(tf.distribute.ReduceOp.SUM, vector) for vector in packing.pack(sent))
-    gathered = [tf.reshape(total, [-1, *total.shape[2:]]) for total in sums[len(means):]]
-    return ([tf.cast(total / count, tensor.dtype) for total, tensor in zip(sums, means, strict=False)],
-            [_as_before(found, tensor.dtype) for found, tensor in zip(gathered, rows, strict=True)])
+    averages = iter(tf.cast(total / count, tensor.dtype) for total, tensor in zip(sums, floats, strict=False))
+    everywhere = [_as_before(tf.reshape(total, [-1, *total.shape[2:]]), tensor.dtype)
+                  for total, tensor in zip(sums[len(floats):], local, strict=True)]
+    return (tf.nest.map_structure(lambda t: next(averages) if t.dtype.is_floating else t, means),
+            tf.nest.pack_sequence_as(rows, everywhere))
 
 
 def _as_floats(tensor: tf.Tensor) -> tf.Tensor:

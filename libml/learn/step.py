@@ -3,18 +3,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from libml.errors import UserError
 from libml.lazy import keras, tf
-from libml.learn.packing import exchange, replicas
+from libml.learn.packing import Means, Rows, exchange, replicas
 from libml.randomness import fold_in
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
     from libml.learn.update import State
-
-Tree = TypeVar("Tree")  # a tensor, or a list of them
 
 
 class LossOutput(NamedTuple):
@@ -112,16 +110,16 @@ class Step:
         """Returns all weights as they are once a group has taken its step along its gradients and decayed."""
         return self.model.update.weights_after(group, self._before, gradients)
 
-    def gather(self, tensors: Tree) -> Tree:
+    def gather(self, tensors: Rows) -> Rows:
         """Concatenates a tensor [n, …] of any dtype, or each of a list, over all replicas, in their order; gradients
         flow back to floats."""
-        return tf.nest.pack_sequence_as(tensors, self.exchange([], tf.nest.flatten(tensors))[1])
+        return self.exchange([], tensors)[1]
 
-    def mean(self, tensors: Tree) -> Tree:
+    def mean(self, tensors: Means) -> Means:
         """Averages a float tensor, or each of a list, over all replicas, for what this very step uses."""
-        return tf.nest.pack_sequence_as(tensors, self.exchange(tf.nest.flatten(tensors), [])[0])
+        return self.exchange(tensors, [])[0]
 
-    def exchange(self, means: list[tf.Tensor], rows: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def exchange(self, means: Means, rows: Rows) -> tuple[Means, Rows]:
         """Averages floats and gathers rows at once: each exchange makes all devices wait for each other."""
         context = replicas()
         if context is not None and self.model.jit:  # collectives cannot be part of a function that XLA compiles

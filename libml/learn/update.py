@@ -106,19 +106,6 @@ class Group(NamedTuple):
     decoupled: bool  # instead, each update takes wd * rate of the weights away
 
 
-def _of_all_replicas(found: Found, rows: Tensors) -> tuple[Found, Tensors]:
-    """Returns what was found with its floats averaged over all replicas, and the rows of all of them."""
-    means, rows = exchange([value for value in tf.nest.flatten(found) if value.dtype.is_floating], rows)
-    following = iter(means)
-    return tf.nest.map_structure(lambda v: next(following) if v.dtype.is_floating else v, found), rows
-
-
-def _unscaled(vectors: Tensors, state: PackedState | State) -> Tensors:
-    """Returns packed gradients as they are without the loss scale: a kernel each, where every weight would need one."""
-    scale = state.others.get("loss_scale")
-    return vectors if scale is None else [vector / scale for vector in vectors]
-
-
 def _warn_of_onednn(network: keras.Model) -> None:
     """See `RunConfig.trusts_onednn`."""
     from libml.devices import distribute  # needs TensorFlow
@@ -205,21 +192,24 @@ class Update:
     def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
         """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
 
-        A loop that carries the state spares each update the reading and writing.
+        A loop that carries the state spares each update the reading and writing. Labels of unlabelled images do not
+        reach the loss.
         """
-        model, unpacked = self.model, self.unpack(state)
-        found = self.gradients(views, unpacked)
+        model, unpacked, views = self.model, self.unpack(state), dict(views)
+        _warn_of_onednn(model.network)
+        probe, held_back = views.pop("probe", None), views.pop("unlabeled_label", None)
+        used = unpacked._replace(others={name: value for name, value in state.others.items() if name != "rates"})
+        backward = self.compiled if model.jit else self.backward
+        found = backward(views, fold_in(model.step_seed(state.updates), LOSS_SEEDS), used, held_back)
         equal = {name: found["state"].pop(name) for name in model.equal_state}
         found["gradients"] = self.weights.pack(found["gradients"])
         found["statistics"] = self.statistics.pack(found["statistics"])
         lessons = []  # for CTAugment, from all replicas: they travel with the rest
-        if "probe" in views:
-            probe = views["probe"]
-            p = tf.nn.softmax(model.infer_with(unpacked.ema, unpacked.statistics, probe["images"]))
+        if probe is not None:
+            p = tf.nn.softmax(model.infer(probe["images"], values=(unpacked.ema, unpacked.statistics)))
             lessons = [model.augmenter.lessons(probe["policy"], p, views["label"])]
-        found, lessons = _of_all_replicas(found, lessons)
-        gradients = _unscaled(found["gradients"], state)
-        scalars = dict(found["scalars"])
+        found, lessons = exchange(found, lessons)
+        gradients, scalars = found["gradients"], dict(found["scalars"])
         weights, slots = self._take_steps(self.groups, state, dict(enumerate(gradients)), scalars)
         decay = model.ema_decay(state.updates)
         averages = [a - (1 - decay) * (a - w) for a, w in zip(state.ema, weights, strict=True)]
@@ -245,8 +235,10 @@ class Update:
         scalars["losses/wd"] = tf.zeros([])
         for number, name in enumerate(names):
             group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
-            lr = group.learning_rate(self.model.images_after(state.updates))
+            lr, scale = group.learning_rate(self.model.images_after(state.updates)), state.others.get("loss_scale")
             old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
+            if scale is not None:  # a kernel for each vector, where every weight would need one
+                along = [gradient / scale for gradient in along]
             decay = losses.weight_decay(w for k, w in zip(own, old, strict=True) if k in self._decayed)
             scalars["losses/wd"] += decay
             scalars["losses/total"] += 0.0 if group.decoupled else group.wd * decay
@@ -263,21 +255,10 @@ class Update:
 
     def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
         """See `Step.updated_weights`."""
-        packed, by_position = self.pack(state), dict(zip(self.groups[name].indices, gradients, strict=True))
-        own, unused = self.vectors[name], {"losses/total": tf.zeros([])}
-        along = _unscaled([self.weights.vector(by_position, k) for k in own], state)
-        weights, _ = self._take_steps([name], packed, dict(zip(own, along, strict=True)), unused)
+        own, by_position = self.vectors[name], dict(zip(self.groups[name].indices, gradients, strict=True))
+        along = dict(zip(own, self.weights.pack(by_position, own), strict=True))
+        weights, _ = self._take_steps([name], self.pack(state), along, {"losses/total": tf.zeros([])})
         return self.weights.unpack(weights)
-
-    def gradients(self, views: dict, state: State) -> Found:
-        """What `backward` returns for a batch of views; labels of unlabelled images do not reach the loss."""
-        _warn_of_onednn(self.model.network)
-        views = dict(views)
-        views.pop("probe", None)
-        held_back = views.pop("unlabeled_label", None)
-        used = state._replace(others={name: value for name, value in state.others.items() if name != "rates"})
-        compute = self.compiled if self.model.jit else self.backward
-        return compute(views, fold_in(self.model.step_seed(state.updates), LOSS_SEEDS), used, held_back)
 
     def backward(self, views: dict, seed: tf.Tensor, state: State, held_back: tf.Tensor | None = None) -> Found:
         """Forward and backward pass of one replica; `held_back` labels of unlabelled images are for monitors only."""

@@ -17,6 +17,8 @@ from libml import networks
 from libml.augment import to_float, transformations
 from libml.learn import losses, mixing
 from libml.learn.step import Step
+from libml.learn.update import LOSS_SEEDS
+from libml.randomness import fold_in
 
 # Transformations.
 
@@ -238,7 +240,8 @@ def test_gradients_go_through_both_images_and_stop_at_the_guess(monkeypatch):
 def test_adam_for_the_network_and_sgd_for_the_decoders():
     model = make(EnAET, wd=0.5, decoder_wd=0.1)
     views, before = views_of(model), model.update.read()
-    gradients = model.update.gradients(views, before)["gradients"]
+    seed = fold_in(model.step_seed(before.updates), LOSS_SEEDS)
+    gradients = model.update.backward(views, seed, before)["gradients"]
     scalars = model.train_on_views(views)
     np.testing.assert_allclose([scalars["monitors/lr"], scalars["monitors/lr_decoders"]], [0.002, 0.1], rtol=1e-6)
     network, decoders = (set(group.indices) for group in model.update.groups.values())
