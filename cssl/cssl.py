@@ -20,23 +20,22 @@ class CSSL(SSLModel):
         reference: str = option("raw", "the class y a set is built around: argmax of the raw prediction (the paper's "
                                 "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))
 
-    def credal_sets(self, images, q):
-        """By the present average of predictions."""
-        return losses.credal_set(q, self.aligned(q, self.predictions.value), **self.rule)
+    def credal_sets(self, images, q, predictions=None):
+        """y = argmax q (or a) and alpha = 1 - max a (Sec. 3.4), with a aligned by a step's average of predictions or by
+        the present one."""
+        a = self.aligned(q, self.predictions.value if predictions is None else predictions)
+        y = tf.argmax(q if self.options.reference == "raw" else a, -1)
+        return {"class": y, "alpha": tf.clip_by_value(1 - tf.reduce_max(a, -1), self.options.alpha_bound, 1.0),
+                "aligned": a}
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """L*(Q, p) with Q from the weak view: y = argmax q, alpha = 1 - max a, a the aligned prediction (Sec. 3.4)."""
+        """L*(Q, p) with Q from the weak view."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
-        sets = losses.credal_set(q, self.aligned(q, step.predictions), **self.rule)
+        sets = self.credal_sets(views["weak"], q, step.predictions)
         loss = losses.credal_loss(strong, sets["class"], sets["alpha"])
         mask = losses.confidence_mask(q, self.options.confidence)
         scalars = {"monitors/alpha": tf.reduce_mean(sets["alpha"]), "metrics/kld": tf.reduce_mean(loss)}
         return UnlabeledLoss(loss, mask, scalars, mean_prediction=tf.reduce_mean(q, 0))
-
-    @property
-    def rule(self) -> dict:
-        """What the options say of the sets."""
-        return {"alpha_bound": self.options.alpha_bound, "reference": self.options.reference}
 
 
 if __name__ == "__main__":

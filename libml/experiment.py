@@ -54,7 +54,7 @@ def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
     options, share = config.data, getattr(config.options, "calibration", 0.0)
     data = data or libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
     data = data if options.mirror else dataclasses.replace(data, mirror=False)
-    return libml.data.hold_out(data, share)
+    return libml.data.hold_out(data, share) if share else data
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:

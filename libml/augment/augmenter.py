@@ -35,10 +35,6 @@ _LEVELS = np.arange(256, dtype=np.uint8).astype(np.float32) / np.float32(127.5) 
 _TRUNCATED = ((_LEVELS * np.float32(0.5) + np.float32(0.5)) * np.float32(255)).astype(np.uint8)
 
 
-def _look_up(table: np.ndarray, images: tf.Tensor) -> tf.Tensor:
-    return tf.gather(tf.constant(table), tf.cast(images, tf.int32))
-
-
 def _cta_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor | None, policy: Policy | None, shift: int,
               cutout: bool, form: str) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Strong views of images and, if there is a `policy` for them, the probes of `weak` views, in one batch."""
@@ -51,11 +47,12 @@ def _cta_view(images: tf.Tensor, samples: Samples, weak: tf.Tensor | None, polic
     x, probe = (x, None) if policy is None else (x[:n], x[n:])
     if cutout:
         x = kernels.cutout(x, tf.ones([n]), samples["centre"])
-    return _look_up(_LEVELS, x), probe
+    return tf.gather(_LEVELS, tf.cast(x, tf.int32)), probe
 
 
 def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, auto: bool, form: str) -> tf.Tensor:
-    x = _look_up(_TRUNCATED, kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift))
+    x = kernels.mirror_and_shift(images, samples["flip"], samples["offset"], shift)
+    x = tf.gather(_TRUNCATED, tf.cast(x, tf.int32))
     x = tf.concat([x, tf.fill([*x.shape[:3], 1], tf.constant(255, tf.uint8))], -1)
     x = run_policy(AUTO_OPS if auto else RAND_OPS, x, samples, form)
     hidden = x[..., 3:] == 0
@@ -63,7 +60,7 @@ def _rand_view(images: tf.Tensor, samples: Samples, shift: int, cutout: int, aut
         height, width = x.shape[1:3]
         side = tf.fill([x.shape[0]], cutout * min(height, width) // 100)
         hidden |= kernels.box(samples["centre"], side, height, width)
-    return tf.where(hidden, 0.0, _look_up(_LEVELS, x[..., :3]))
+    return tf.where(hidden, 0.0, tf.gather(_LEVELS, tf.cast(x[..., :3], tf.int32)))
 
 
 _probe_view = partial(run_policy, OPS)
@@ -190,7 +187,7 @@ class Augmenter(tf.Module):
         """Strong view, uint8 to float32 in [-1, 1]: a weak view of its own, the policy of a `part`, and cutout."""
         if self.own_strong is not None and part != "labeled":
             made = self._own_strong(images, seed)
-            return _look_up(_LEVELS, made) if made.dtype == tf.uint8 else tf.cast(made, tf.float32)
+            return tf.cast(made, tf.float32) if made.dtype.is_floating else tf.gather(_LEVELS, tf.cast(made, tf.int32))
         return self.strong_view(images, self.sample_strong(images.shape[0], seed, rates, part), part)
 
     def strong_view(self, images: tf.Tensor, samples: Samples, part: str = "strong") -> tf.Tensor:

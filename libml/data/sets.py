@@ -358,10 +358,8 @@ def _validation_of_user(source: sources.Source, labels: np.ndarray, name: Datase
 def hold_out(data: SSLData, share: float) -> SSLData:
     """Returns the data with a share of its labelled images set aside for calibration, drawn by the split's seed.
 
-    Classes give in proportion, and each keeps at least one image to train on. A share of 0 changes nothing.
+    Classes give in proportion, and each keeps at least one image to train on.
     """
-    if share <= 0:
-        return data
     order = np.random.RandomState(parse_name(data.name).seed).permutation(len(data.labeled))
     classes = data.labeled_classes[order]
     counts, by_class = np.bincount(classes), np.argsort(classes, kind="stable")

@@ -83,15 +83,6 @@ def project(p: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     return tf.where(is_reference, 1 - alpha, alpha * others / (tf.reduce_sum(others, -1, keepdims=True) + _EPSILON))
 
 
-def credal_set(q: tf.Tensor, a: tf.Tensor, alpha_bound: float = 0.0, reference: str = "raw") -> dict[str, tf.Tensor]:
-    """The sets {p : p_y >= 1 - alpha} of predictions q and aligned a [N, C]: "class" y [N] and "alpha" = 1 - max a [N].
-
-    y is the class of the raw prediction q, or of the "aligned" one.
-    """
-    y = tf.argmax(q if reference == "raw" else a, -1)
-    return {"class": y, "alpha": tf.clip_by_value(1 - tf.reduce_max(a, -1), alpha_bound, 1.0), "aligned": a}
-
-
 def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """Optimistic superset loss min_{t in Q} KL(t || p) [N], p = softmax(logits), Q = {t : t_y >= 1 - alpha}.
 
@@ -101,7 +92,8 @@ def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf
     """
     p = tf.nn.softmax(_float(logits))
     inside = tf.gather(p, reference, axis=-1, batch_dims=1) >= 1 - _float(alpha)
-    return tf.where(inside, 0.0, clipped_kl(project(p, reference, alpha), p, _EPSILON))
+    t, p = (tf.clip_by_value(x, _EPSILON, 1.0) for x in (project(p, reference, alpha), p))
+    return tf.where(inside, 0.0, tf.reduce_sum(t * tf.math.log(t / p), axis=-1))
 
 
 def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
@@ -129,9 +121,9 @@ def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
     return tf.gather(t, tf.argsort(order, axis=-1), batch_dims=1)
 
 
-def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor, low: float = _CONFORMAL_EPSILON) -> tf.Tensor:
-    """KL(t || p) [N] of distributions, both clipped to [low, 1]: by default as conformal credal learning defines it."""
-    t, p = (tf.clip_by_value(_float(x), low, 1.0) for x in (target_probs, probs))
+def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor) -> tf.Tensor:
+    """KL(t || p) [N] of distributions, both clipped to [1e-5, 1], as conformal credal learning defines it."""
+    t, p = (tf.clip_by_value(_float(x), _CONFORMAL_EPSILON, 1.0) for x in (target_probs, probs))
     return tf.reduce_sum(t * tf.math.log(t / p), axis=-1)
 
 

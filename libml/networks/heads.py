@@ -130,7 +130,7 @@ class Decoders(keras.Model):
         noise = Noise(seed, 0.0)
         values = {"map": self.network.early(images, training, noise)}
         if "logits" in outputs:
-            x = self.network.late(values["map"], training, noise)
+            x = self.network.features(images, training, noise, early=values["map"])
             values["logits"] = self.network.classifier(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]))
         return tuple(values[name] if name in values else self.decoders[name](
             original, values["map"], training=training, noise=noise) for name in outputs)

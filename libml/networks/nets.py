@@ -119,16 +119,14 @@ class WideResNet(Network):
         self.classifier = make.dense("classifier", channels, num_classes)
         self.built = True
 
-    def features(self, x, training, noise):
-        return self.late(self.early(x, training, noise), training, noise)
-
     def early(self, x, training, noise):
         """Feature map before the last stage."""
         return self.through(self.blocks[:self.last_stage], self.stem(x), training, noise)
 
-    def late(self, x, training, noise):
-        x = self.through(self.blocks[self.last_stage:], x, training, noise)
-        return tf.nn.leaky_relu(self.norm(x, training=training), 0.1)
+    def features(self, x, training, noise, early=None):
+        """The whole map, of images or of what is `early` already."""
+        blocks, x = (self.blocks, self.stem(x)) if early is None else (self.blocks[self.last_stage:], early)
+        return tf.nn.leaky_relu(self.norm(self.through(blocks, x, training, noise), training=training), 0.1)
 
 
 class CNN13(Network):

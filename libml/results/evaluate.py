@@ -48,16 +48,9 @@ class Evaluator:
         self._run = run
         self._traced: dict[tuple, Callable] = {}  # by whether the raw model is asked, too, and image shape
 
-    def __call__(self, *parts: np.ndarray | Subset) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the probabilities [N, classes] of the averaged and of the raw model for the images of all parts."""
-        both = self._predictions(parts, raw=True)
-        return both[:, 0], both[:, 1]
-
-    def averaged(self, images: np.ndarray) -> np.ndarray:
-        """Returns the probabilities [N, classes] of the averaged model alone."""
-        return self._predictions([images], raw=False)[:, 0]
-
-    def _predictions(self, parts: Sequence[np.ndarray | Subset], raw: bool) -> np.ndarray:
+    def __call__(self, *parts: np.ndarray | Subset, raw: bool = True) -> np.ndarray:
+        """Returns the probabilities [models, N, classes] of the averaged and, if `raw`, of the raw model for the images
+        of all parts."""
         replicas, shape = self.strategy.num_replicas_in_sync, parts[0][:1].shape[1:]
         size = (self.batch or max(256, SMALL_PIXELS // (shape[0] * shape[1]))) * replicas
         if (raw, shape) not in self._traced:  # once, for any number of images
@@ -68,7 +61,7 @@ class Evaluator:
             if replicas > 1:  # all get as many
                 chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *shape), np.uint8)])
             predictions.append(self._traced[raw, shape](tf.constant(chunk)).numpy())
-        return np.concatenate(predictions)[:sum(map(len, parts))]
+        return np.concatenate(predictions)[:sum(map(len, parts))].swapaxes(0, 1)
 
 
 def evaluate_all(evaluator: Evaluator, data: SSLData) -> tuple[dict[str, float], np.ndarray]:

@@ -314,7 +314,6 @@ def test_calibration_images_are_held_out_in_proportion():
     np.testing.assert_array_equal(part.labels[part.labeled], part.labeled_classes)
     np.testing.assert_array_equal(data.hold_out(whole, .25).calibration, part.calibration)
     assert set(data.hold_out(labelled([4] * 10, seed=2), .25).calibration) != set(part.calibration)
-    assert data.hold_out(whole, 0.0) is whole
     batch = next(iter(data.batches(part, batch=30, uratio=1)))
     assert sorted(batch["labeled_index"].numpy()) == list(range(30))
     assert len(data.hold_out(whole, .9).labeled) == 10  # each class keeps one
