@@ -201,7 +201,7 @@ def _checked(name: str, value: Any, field: Any) -> Any:
 
 
 def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], values: Values) -> Values:
-    """Returns values in their options' types; OptionError for a bad one, or a name that is no option."""
+    """Returns values in their options' types."""
     for name, value in values.items():
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
@@ -268,9 +268,7 @@ class RunConfig:
            **given: Any) -> RunConfig:
         """Makes a configuration of a method: of options by name, else presets, else defaults; all checked.
 
-        Args:
-            train_steps: length in updates, instead of `train_kimg`.
-            listing: the files of a dataset that is a path alone, where they are known.
+        `train_steps` is the length in updates, instead of `train_kimg`; `listing` as the field, where it is known.
         """
         if not (isinstance(method, type) and hasattr(method, "Options")):
             raise UserError(f"RunConfig.of got {str(method)[:80]}; expected the class of a method, such as cssl.CSSL.")
@@ -299,7 +297,6 @@ class RunConfig:
     @classmethod
     def _build(cls, method: type[SSLModel], values: Values, given: Collection[str], presets: Collection[str] = (),
                listing: files.Listing | None = None) -> RunConfig:
-        """Makes a configuration of values, else defaults; OptionError for what cannot be, alone or together."""
         values = _all_checked(method, cls.fields(method), values)
         options, data, network, augmentation, training, scale = (
             kind(**{name: values[name] for name in describe(kind) if name in values})
@@ -373,13 +370,11 @@ class RunConfig:
         return (self.training.schedule_kimg or self.training.train_kimg) * 1024
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values; nothing else changes."""
         listing = None if "dataset" in changes else self.listing
         return self._build(self.method, self.values() | changes, self.given | set(changes),
                            self.presets - set(changes), listing)
 
     def with_data(self, data: SSLData) -> RunConfig:
-        """Returns the configuration for images that a Python program has at hand."""
         values, name = self.values(), parse_name(data.name)
         given = {name: values[name] for name in self.given} | {"dataset": data.name}
         if not name.is_whole:

@@ -46,8 +46,8 @@ COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 
 
 def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
-    """Returns the images of a run, loaded unless they are at hand, as its method divides them: with calibration images,
-    where it asks for a share of them."""
+    """Returns the images of a run, loaded unless they are at hand, with calibration images where its method asks for a
+    share of them."""
     if not isinstance(data, SSLData | None):
         raise UserError(f"data is {type(data).__name__}; expected images as cssl.from_arrays or cssl.load returns "
                         "them.")
@@ -63,8 +63,7 @@ def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
 
 
 def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -> bool:
-    """Whether XLA makes the views, `strong` ones of each unlabelled image: as --views says, or on GPUs, and on a CPU if
-    the run is long enough to win back the compiling."""
+    """Whether XLA makes the views, `strong` ones of each unlabelled image: on a CPU where that wins time."""
     if config.scale.views != "auto" or tf.config.list_physical_devices("GPU"):
         return config.scale.views != "kernels"
     pixels = config.options.batch * (1 + config.options.uratio * strong) * image_shape[0] * image_shape[1]
@@ -163,7 +162,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
 
 
 def _check_given(config: RunConfig, data: SSLData | None, hooks: Sequence[Hook]) -> None:
-    """Raises UserError for what would fail later, such as at the first report."""
+    """Raises UserError for what would fail at the first report."""
     if not isinstance(config, RunConfig) or not isinstance(data, SSLData | None):
         raise UserError(f"train got {type(config).__name__} and {type(data).__name__}; expected RunConfig.of(Method, …)"
                         " and, if there are any, images as cssl.from_arrays or cssl.load returns them.")
@@ -249,7 +248,6 @@ def commit_of(root: Path) -> str:
 
 
 def environment_facts() -> dict:
-    """Returns what a reader of the results will want to know about this program and machine."""
     return {"commit": commit_of(Path(__file__).parent.parent), "python": platform.python_version(),
             "tensorflow": tf.__version__, "keras": keras.__version__,
             "machine": f"{cpu_facts()[0]}, {os.cpu_count()} cores",
@@ -270,7 +268,7 @@ def _lacks(model: SSLModel) -> dict[str, str]:
 
 
 def _try_views(config: RunConfig, model: SSLModel, cache: Path) -> str:
-    """Leaves the views to single kernels where XLA cannot compile them for the GPUs; returns why."""
+    """Leaves the views to single kernels where XLA cannot compile them; returns why."""
     failure = ""
     if config.scale.views == "auto" and tf.config.list_physical_devices("GPU"):
         failure = gpu.xla_failure(cache)
@@ -279,7 +277,6 @@ def _try_views(config: RunConfig, model: SSLModel, cache: Path) -> str:
 
 
 def _gpu_shortage(trainer: Trainer) -> str:
-    """Returns what is to be said of the memory of the GPUs, if anything."""
     gpus = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     available = gpu_memory({details.get("device_name") for details in gpus})
     if available is None or trainer.run.network is not None:  # of another network nothing is known
@@ -289,7 +286,6 @@ def _gpu_shortage(trainer: Trainer) -> str:
 
 
 def _announce(trainer: Trainer, failure: str = "") -> None:
-    """Prints the resolved configuration in plain units, the network's size, and where files go."""
     model, data, log, config = trainer.model, trainer.data, trainer.log, trainer.run.config
     values = config.values()
     for note in data.notes:
@@ -387,12 +383,8 @@ def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
 
 
 def evaluate(run: Run, data: SSLData | None = None) -> dict[str, float]:
-    """Evaluates both models of a run's checkpoint on its own or other images; returns scores by tag."""
-    if data is None:
-        data = run.data
-    else:
-        data = load(run.config, data)
-        check_fits(run.facts, data)
+    data = run.data if data is None else load(run.config, data)
+    check_fits(run.facts, data)
     scores, test = evaluate_all(Evaluator(run.model, tf.distribute.get_strategy()), data)
     for name, value in zip(data.class_names, per_class_accuracy(test, data.test_labels), strict=True):
         if not np.isnan(value):

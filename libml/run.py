@@ -103,19 +103,13 @@ class Run:
 
     # What it is.
 
-    def _stored(self) -> dict:
-        """Reads args.json; OSError or ValueError if it holds no configuration."""
-        settings = json.loads(self.args.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise ValueError("not a configuration")
-        return settings
-
     @cached_property
     def settings(self) -> dict:
         """What args.json says, of any version and method; {} if it is unreadable."""
         try:
-            settings = self._stored()
-            if not all(_is_number(settings.get(name, 1)) for name in ("train_kimg", "batch")):
+            settings = json.loads(self.args.read_text(encoding="utf-8"))
+            if not isinstance(settings, dict) or not all(_is_number(settings.get(name, 1))
+                                                         for name in ("train_kimg", "batch")):
                 raise ValueError("not a configuration")
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"args/args.json is unreadable ({error})")
@@ -125,16 +119,10 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """The configuration; UserError if args.json does not hold one of a known method."""
-        try:
-            settings = self._stored()
-            if self._method is None:
-                raise ValueError("nothing says which class its method is")
-            config = RunConfig.from_json(self._method(str(settings.get("method", "?"))), settings)
-        except UserError:
-            raise
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.args} does not describe a run ({error}). Bring the file back as training wrote "
-                            "it.") from error
+        if not self.settings or self._method is None:
+            reason = "nothing says which class its method is" if self.settings else "; ".join(self.problems)
+            raise UserError(f"{self.args} does not describe a run ({reason}). Bring back the file that training wrote.")
+        config = RunConfig.from_json(self._method(self.method), self.settings)
         return config.replace(data_dir=self._data_dir) if self._data_dir else config
 
     @property
@@ -160,8 +148,7 @@ class Run:
 
     @property
     def reports(self) -> list[dict]:
-        """The reports by step, from metrics.jsonl or, where that is absent or damaged, from the event files; read once.
-        """
+        """The reports by step, from metrics.jsonl or, where that is absent or damaged, from the event files."""
         if self._reports is None:
             self.read()
         assert self._reports is not None
@@ -171,7 +158,7 @@ class Run:
         """Reads configuration and reports anew; what is damaged becomes an entry of `problems`."""
         self.problems = []
         self.__dict__.pop("settings", None)
-        _ = self.settings
+        self.settings  # noqa: B018 - for its problems
         by_step, damages = _read_log(self.report_file) if os.path.exists(self.report_file) else ({}, [])
         if damages or not by_step:
             by_step = {**_read_events(self.checkpoint_dir), **by_step}
@@ -183,10 +170,10 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last report is that of the last update (a length need not be a whole number of batches)."""
         return self._reaches(self.settings.get("train_kimg", math.inf))
 
     def _reaches(self, kimg: float) -> bool:
+        """Whether the last report is that of the last update: a length need not be a whole number of batches."""
         return bool(self.reports) and kimg * 1024 - self.reports[-1]["step"] < self.settings.get("batch", 1)
 
     def fulfils(self, config: RunConfig) -> bool:
@@ -196,7 +183,6 @@ class Run:
         return not config.differences(self.settings) and self._reaches(config.training.train_kimg)
 
     def progress(self) -> str:
-        """Says how far the run has come."""
         kimg = self.reports[-1]["step"] / 1024 if self.reports else 0
         return f"{kimg:g} of {self.settings.get('train_kimg', '?')} kimg"
 
@@ -292,12 +278,8 @@ class Run:
         return experiment.evaluate(self, data)
 
     def predict(self, images: str | Path | Iterable[str | Path], *, credal: bool = False) -> Predictions:
-        """Classifies image files: files, classes, probabilities, uncertainty, sets(coverage), records().
-
-        Args:
-            images: files, or folders of them; one or several.
-            credal: whether to make the method's credal sets too; UserError if it has none.
-        """
+        """Classifies image files, or those in folders, one or several: files, classes, probabilities, uncertainty,
+        sets(coverage), records(). `credal` makes the method's credal sets too; UserError if it has none."""
         from libml.results.predict import Classifier
 
         return Classifier.of_model(self.model, self.facts.class_names, lambda: self.data).predict(images, credal=credal)
@@ -319,16 +301,13 @@ class Run:
     # What training writes.
 
     def claim(self, config: RunConfig, environment: dict, facts: dict | None = None) -> None:
-        """Writes the configuration and what is known of the data; refuses a folder whose run has another configuration
-        or other data."""
+        """Writes the configuration and what is known of the data; refuses a folder with another run's."""
         self.read()
         if self.args.exists() and (self.checkpoints() or self.reports):
-            try:
-                differences = config.differences(self._stored())
-            except (OSError, ValueError) as error:
-                raise UserError(f"{self.args} is not readable ({error}). Move {self.path} away to start a new run.") \
-                    from error
-            for name, (here, there) in differences.items():
+            if not self.settings:
+                raise UserError(f"{self.args} is not readable ({self.problems[0]}). Move {self.path} away to start a "
+                                "new run.")
+            for name, (here, there) in config.differences(self.settings).items():
                 advice = LENGTHEN if name == "schedule_kimg" else "Use the same value"
                 raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
                                 f"{advice}, or another --train_dir or --rerun.")
@@ -340,7 +319,9 @@ class Run:
         for folder in (self.args.parent, self.checkpoint_dir, self.stats, self.path):
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                self._sweep(folder)
+                for file in folder.iterdir():  # what killed processes left half written: our names, and TensorFlow's
+                    if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
+                        file.unlink(missing_ok=True)
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
         if facts is not None:
@@ -366,12 +347,6 @@ class Run:
         raise UserError(f"The images of {self.settings.get('dataset')} have changed since {self.path} was trained on "
                         f"them: {change}. {advice}. cssl-predict works with the run as it is.")
 
-    def _sweep(self, folder: Path) -> None:
-        """Deletes what killed processes left half written, by this class's and TensorFlow's names for it."""
-        for file in folder.iterdir():
-            if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
-                file.unlink(missing_ok=True)
-
     def add_report(self, report: dict) -> None:
         self.lock.check()
         reports = self.reports
@@ -395,7 +370,6 @@ class Run:
         write_atomically(self.stats / f"{name}.npz", lambda file: np.savez(file, **arrays))
 
     def write_rates(self, rates: np.ndarray, description: dict) -> None:
-        """Writes CTAugment's rates, and which operations and bins they belong to."""
         write_atomically(self.stats / "rates.npy", lambda file: np.save(file, rates))
         write_text(self.stats / "rates.json", json.dumps(description))
 
@@ -437,7 +411,6 @@ class Run:
         return sorted(found.items())
 
     def checkpoint_at(self, images: int) -> str:
-        """Returns the prefix of the checkpoint after a number of labelled images."""
         return str(self.checkpoint_dir / f"{CHECKPOINT}-{images}")
 
     def keep_checkpoints(self, count: int) -> None:
@@ -462,10 +435,7 @@ class Run:
 # From places to runs.
 
 def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
-    """Returns the runs (folders with args/args.json) at or below the given folders or globs, each once, by path.
-
-    Links are followed.
-    """
+    """Returns the runs (folders with args/args.json) at or below the given folders or globs, each once, by path."""
     found: dict[str, Path] = {}  # by real path
     for pattern in map(str, patterns):
         places = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)

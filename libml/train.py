@@ -147,8 +147,7 @@ class Trainer:
         return updates
 
     def _check_nothing_is_lost(self) -> None:
-        """Refuses to start anew where reports show that there was a checkpoint: a killed run may have reported where
-        its first one was due, but nothing after that."""
+        """Refuses to start anew where there was a checkpoint: a killed run has no report after its first one's."""
         reports = self.run.reports
         if reports and reports[-1]["step"] > self.config.save_updates * self.batch:
             kimg = reports[-1]["step"] / 1024
@@ -161,18 +160,18 @@ class Trainer:
         stale = list(self.run.checkpoint_dir.glob(f"events.out.tfevents.*{EVENTS}"))
         with self._whole_or_error("event file"):
             self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir), filename_suffix=EVENTS)
-            for report in reports:
-                self._summarize(report)
-            self._writer.flush()
+        self._write_events(reports)
         for file in stale:
             file.unlink(missing_ok=True)
 
-    def _summarize(self, report: dict) -> None:
+    def _write_events(self, reports: list[dict]) -> None:
         # All at once, as tf.summary.scalar takes a millisecond for each: messages one after the other are one message.
-        summary = b"".join(scalar_pb(tag, value).SerializeToString() for tag, value in report.items()
-                           if isinstance(value, int | float) and tag != "step")
-        with self._writer.as_default():
-            tf.summary.experimental.write_raw_pb(summary, step=report["step"])
+        with self._whole_or_error("event file"), self._writer.as_default():
+            for report in reports:
+                summary = b"".join(scalar_pb(tag, value).SerializeToString() for tag, value in report.items()
+                                   if isinstance(value, int | float) and tag != "step")
+                tf.summary.experimental.write_raw_pb(summary, step=report["step"])
+            self._writer.flush()
 
     # Steps.
 
@@ -188,8 +187,7 @@ class Trainer:
             self.model.jit = False
 
     def _compile_views(self) -> None:
-        """Has XLA compile the views, in a thread of its own, while this one traces the step; beside nothing else that
-        is compiled."""
+        """Has XLA compile the views while this thread traces the step; beside nothing else that is compiled."""
         spec = self.data.dataset(self.model).element_spec
         nothing = {name: tf.zeros(part.shape, part.dtype) for name, part in spec.items()}
         views = tf.function(lambda batch: self.strategy.run(self.model.make_views, args=(batch,)),
@@ -271,11 +269,9 @@ class Trainer:
                  if name in ("losses/xe", "losses/xeu", "monitors/mask")}
         if rate:
             shown["img/s"] = f"{rate:.0f}"
-        pool, ratio = (self.data.unlabeled, self.uratio) if self.uratio else (self.data.labeled, 1)
-        epoch = self.updates * self.batch * ratio / len(pool)
         with suppress(OSError):
             self._bar.update(count)
-            self._bar.set_postfix({"epoch": f"{epoch:.1f}", **shown})
+            self._bar.set_postfix(shown)
 
     # Between steps.
 
@@ -306,9 +302,7 @@ class Trainer:
         with self.group.errors_stop_all():
             if self.is_chief:
                 self.run.add_report(report)
-                with self._whole_or_error("event file"):
-                    self._summarize(report)
-                    self._writer.flush()
+                self._write_events([report])
                 if self._saves_here() or not (self.run.stats / "predictions.npz").exists():
                     self._write_arrays(test, {"images": images, "probabilities": guesses,
                                               "labels": self.data.labels[sample], **credal,
@@ -379,7 +373,6 @@ class _Clock:
 
     @property
     def rate(self) -> float | None:
-        """Images per second since the last report."""
         return self.seen * self.images_per_update / self.busy if self.seen else None
 
     def report(self, updates_left: int) -> tuple[float, float]:
@@ -394,9 +387,9 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
                 names: list[str] | None = None) -> Callable[[Iterator, tf.Tensor], tf.Tensor]:
     """Returns a function that runs updates with batches from an iterator.
 
-    It takes the iterator and an int32 count, adds every update's scalars to `totals` [CAPACITY + 1], the last of which
-    counts updates, and returns those of the last one, or of the first that has one that is not finite, with how many
-    updates that was in the end; `names` becomes their names, of those just before the count.
+    It takes the iterator and an int32 count, adds every update's scalars, and 1, to `totals` [CAPACITY + 1], and
+    returns those of the last update, or of the first that has one that is not finite, with the number of that update;
+    `names` becomes the names of those just before the 1.
     """
     names = [] if names is None else names
 

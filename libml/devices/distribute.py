@@ -286,11 +286,6 @@ class ProcessGroup:
 
 def check_jit(options: ScaleOptions, replicas: int, method: "type[SSLModel]") -> None:
     """Raises UserError where XLA would have to compile communication between replicas."""
-    if not options.jit or replicas == 1:
-        return
-    if method.communicates:
-        raise UserError(f"--jit cannot compile {method.__name__}'s communication between {replicas} replicas; leave "
-                        "it out.")
-    if options.sync_bn:
-        raise UserError(f"--jit cannot compile --sync_bn's communication between {replicas} replicas; leave out one of "
-                        "the two.")
+    if options.jit and replicas > 1 and (method.communicates or options.sync_bn):
+        whose = f"{method.__name__}'s" if method.communicates else "--sync_bn's"
+        raise UserError(f"--jit cannot compile {whose} communication between {replicas} replicas; leave it out.")

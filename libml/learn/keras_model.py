@@ -66,7 +66,7 @@ class Optimizer:
         self._model = model
 
     def build(self, variables):
-        """There is nothing to build."""
+        pass
 
     @property
     def iterations(self):
@@ -133,7 +133,6 @@ class KerasModel(_KerasModel):
         self.optimizer = Optimizer(self)
 
     def compile_from_config(self, config: dict) -> None:
-        """Compiles a loaded model."""
         self.compile(run_eagerly=config["run_eagerly"], steps_per_execution=config["steps_per_execution"])
 
     def fit(self, x=None, y=None, *, steps_per_epoch: int | None = None, validation_data=None, **arguments):
@@ -209,7 +208,7 @@ class KerasModel(_KerasModel):
             raise UserError("These batches never end: say how many make an epoch, with steps_per_epoch.")
 
     def _checked_validation(self, data, steps: int | None):
-        """Returns validation data as Keras takes them; UserError before an epoch is trained for nothing."""
+        """Returns validation data as Keras takes them, checked before an epoch is trained for nothing."""
         if isinstance(data, tf.data.Dataset):
             if steps is None and _is_endless(data):
                 raise UserError("The validation data never end: say how many batches to take, with validation_steps.")
@@ -259,7 +258,7 @@ class KerasModel(_KerasModel):
 
     @property
     def image_shape(self) -> tuple:
-        """Height, width and channels of the images that the model takes; None for what is not fixed."""
+        """Of the images that the model takes: height, width, channels; None for what is not fixed."""
         for owner in (self.augmenter, self.network):
             if getattr(owner, "image_shape", None) is not None:
                 return tuple(owner.image_shape)
@@ -268,7 +267,6 @@ class KerasModel(_KerasModel):
         return (None, None, None)
 
     def _checked(self, images) -> np.ndarray:
-        """Returns images as an array of bytes or of float32; UserError unless they are what the model takes."""
         shape = self.image_shape
         wanted = "[N, " + ", ".join(str(size or "any") for size in shape) + "]"
         try:
@@ -305,16 +303,8 @@ class KerasModel(_KerasModel):
 
     def predict(self, x, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None,
                 **arguments) -> np.ndarray:
-        """Returns logits [N, classes] of the averaged model.
-
-        Args:
-            x: uint8 images or floats in [-1, 1], as an array or a tf.data.Dataset of batches (of images, or of tuples
-                that begin with them).
-            batch_size: images at a time, of an array.
-            verbose: whether to show progress.
-            steps: batches of a dataset; None: all.
-            **arguments: as Keras has them.
-        """
+        """Returns logits [N, classes] of the averaged model for `x`, uint8 images or floats in [-1, 1]: an array or a
+        tf.data.Dataset of batches (of images, or of tuples that begin with them); the rest as Keras has it."""
         _check_count("predict", "batch_size", batch_size)
         if isinstance(x, tf.data.Dataset):
             return self._predict_dataset(x, steps)[0]
@@ -322,7 +312,6 @@ class KerasModel(_KerasModel):
 
     def _predict_dataset(self, batches: tf.data.Dataset, steps: int | None = None,
                          ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns logits, and the labels that come with the images."""
         batches = batches if steps is None else batches.take(steps)
         if _is_endless(batches):
             raise UserError("These batches never end: say how many to take, with steps.")
@@ -340,14 +329,8 @@ class KerasModel(_KerasModel):
                  _use_cached_eval_dataset: bool = False) -> dict[str, float]:
         """Returns accuracy (in percent), ece, nll, brier and loss (the nll) of the averaged model, by name.
 
-        Args:
-            x: as `predict` takes them; a dataset of (images, labels) brings the labels with it.
-            y: class numbers [N].
-            batch_size: images at a time, of an array.
-            verbose: whether to show progress.
-            sample_weight: nothing; every image counts alike.
-            steps: batches of a dataset; None: all.
-            callbacks, return_dict: as Keras's `fit` gives them, without effect.
+        `x` is as `predict` takes it; class numbers `y` [N] come with it in a dataset of (images, labels). What Keras's
+        `fit` gives besides, `callbacks` and `return_dict`, has no effect.
         """
         if sample_weight is not None or y is not None and isinstance(x, tf.data.Dataset):
             raise UserError(f"evaluate got {'labels beside a dataset' if sample_weight is None else 'sample_weight'}; "
@@ -379,7 +362,6 @@ class KerasModel(_KerasModel):
 
     @classmethod
     def from_config(cls, config: dict, custom_objects: dict | None = None):
-        """Makes a model of what `get_config` returned; weights and state are not part of that."""
         known, config = {"Augmenter": augment.Augmenter, **(custom_objects or {})}, dict(config)
         with networks.dtype_policy(config.pop("dtype_policy")):
             given = keras.saving.deserialize_keras_object(config, custom_objects=known)  # beside those of load_model
@@ -403,7 +385,6 @@ class KerasModel(_KerasModel):
             store[name] = variable.numpy()
 
     def load_own_variables(self, store) -> None:
-        """Reads what `save_own_variables` wrote."""
         unsaved = self._unsaved()
         missing = unsaved.keys() - set(store.keys())
         if missing:

@@ -144,7 +144,6 @@ class SSLModel(KerasModel):
 
     @property
     def optimizer_rule(self) -> Nesterov | Adam:
-        """From gradients to new weights."""
         return Nesterov()
 
     @property
@@ -189,7 +188,7 @@ class SSLModel(KerasModel):
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
-        """The decay of the average of the weights."""
+        """Of the average of the weights."""
         return self.options.ema
 
     def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step) -> UnlabeledLoss:
@@ -268,7 +267,6 @@ class SSLModel(KerasModel):
     # Views.
 
     def step_seed(self, updates: tf.Tensor) -> tf.Tensor:
-        """Returns the seed [2] of an update on this replica."""
         context = tf.distribute.get_replica_context()
         with tf.device(HOST):
             seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(updates, tf.int64)])
@@ -432,7 +430,6 @@ class AdamModel(SSLModel):
 
     @property
     def views_per_image(self) -> tuple[int, int]:
-        """One weak view."""
         return 1, 0
 
     class Options(ConsistencyOptions):

@@ -111,12 +111,11 @@ class Step:
         return self.model.update.weights_after(group, self._before, gradients)
 
     def gather(self, tensors: Rows) -> Rows:
-        """Concatenates a tensor [n, …] of any dtype, or each of a list, over all replicas, in their order; gradients
-        flow back to floats."""
+        """Concatenates tensors [n, …] of any dtype over all replicas, in their order; gradients flow back to floats."""
         return self.exchange([], tensors)[1]
 
     def mean(self, tensors: Means) -> Means:
-        """Averages a float tensor, or each of a list, over all replicas, for what this very step uses."""
+        """Averages float tensors over all replicas, for what this very step uses."""
         return self.exchange(tensors, [])[0]
 
     def exchange(self, means: Means, rows: Rows) -> tuple[Means, Rows]:

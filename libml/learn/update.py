@@ -33,7 +33,7 @@ class _Values(NamedTuple):
 
 
 class State(_Values):
-    """All that an update reads and changes: a tensor for each variable of `SSLModel.checkpoint_items`."""
+    """All that an update reads and changes: a tensor for each of `SSLModel.checkpoint_items`."""
 
 
 class PackedState(_Values):
@@ -66,7 +66,6 @@ class Nesterov:
 
     def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
                ) -> tuple[Tensors, Tensors]:
-        """Returns the new weights and slots."""
         del updates
         velocity = [self.momentum * v + g for v, g in zip(slots, gradients, strict=True)]
         if not self.nesterov:
@@ -85,7 +84,6 @@ class Adam:
 
     def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
                ) -> tuple[Tensors, Tensors]:
-        """Returns the new weights and slots; `updates` counts those before this one."""
         time = tf.cast(updates + 1, tf.float32)
         lr = lr * tf.sqrt(1 - self.beta2 ** time) / (1 - self.beta1 ** time)
         first, second = slots[:len(weights)], slots[len(weights):]
@@ -176,13 +174,11 @@ class Update:
         tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
     def pack(self, state: State) -> PackedState:
-        """Returns the state in few vectors."""
         return PackedState(state.updates, self.weights.pack(state.weights), self.weights.pack(state.ema),
                            self.statistics.pack(state.statistics), self.slots.pack(state.slots), state.method,
                            state.others)
 
     def unpack(self, state: PackedState) -> State:
-        """Returns the state that was packed."""
         return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
                      self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
                      state.others)
