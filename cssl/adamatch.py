@@ -28,12 +28,10 @@ class AdaMatch(SSLModel):
 
     @property
     def strong_labeled_too(self) -> bool:  # type: ignore[override]
-        """The authors' form trains on strong views of labelled images, too."""
         return self.options.form == "authors"
 
     @property
     def optimizer_rule(self) -> Nesterov:
-        """SGD with momentum; Nesterov's in USB's form."""
         return Nesterov(nesterov=self.options.form == "usb")
 
     def learning_rate(self, images_seen):

@@ -35,7 +35,6 @@ def console(name: str | None = None) -> None:
 
 
 def default_data_dir() -> Path:
-    """Returns $ML_DATA, else what TFDS itself would use."""
     chosen = os.environ.get("ML_DATA") or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return Path(os.path.expanduser(chosen))
 
@@ -80,7 +79,6 @@ def start_tensorflow(onednn: bool = True) -> None:
 
 
 def define_flags(method: type[SSLModel]) -> flags.FlagValues:
-    """Derives the flags of a method from its options."""
     values = flags.FlagValues()
     define: dict[type, Callable] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
     for name, field in RunConfig.fields(method).items():
@@ -97,7 +95,6 @@ def define_flags(method: type[SSLModel]) -> flags.FlagValues:
 
 
 def help_text(method: type[SSLModel]) -> str:
-    """Returns the grouped list of flags with defaults."""
     module = inspect.getmodule(method)
     spec = getattr(module, "__spec__", None)  # none of a file that Python was given
     program = f"-m {spec.name}" if spec else Path(sys.argv[0]).name
@@ -124,7 +121,6 @@ def help_text(method: type[SSLModel]) -> str:
 
 
 def configuration(method: type[SSLModel], argv: list[str]) -> RunConfig:
-    """Returns the run that a command line describes."""
     values = define_flags(method)
     try:
         rest = values(argv)
@@ -141,7 +137,6 @@ def configuration(method: type[SSLModel], argv: list[str]) -> RunConfig:
 
 def run(method: type[SSLModel], argv: list[str], network: Callable | None = None,
         strong: Callable | None = None) -> int:
-    """Does what a command line says; returns the exit code."""
     if any(argument in ("--help", "-h", "-help", "--helpfull") for argument in argv[1:]):
         print(help_text(method))
         return 0

@@ -33,7 +33,6 @@ class CoMatch(SSLModel):
         low_dim: int = option(64, "length of the embeddings", low=1)
 
     def with_heads(self, network):
-        """Embeddings of unit length."""
         return networks.Heads(network, {"z": networks.Projection(self.options.low_dim, slope=0.1, seed=self.seed)})
 
     def initial_state(self):

@@ -36,7 +36,6 @@ class EnAET(AdamModel):
                                    low=0)
 
     def with_heads(self, network):
-        """Decoders of the transformations."""
         from libml.augment.transformations import NUMBERS  # needs TensorFlow
 
         return networks.Decoders(network, NUMBERS, self.seed)

@@ -33,7 +33,6 @@ class FixMatch(SSLModel):
 
     @property
     def optimizer_rule(self):
-        """SGD with momentum, or Adam."""
         options = self.options
         if options.optimizer == "adam":
             return Adam(options.beta1, options.beta2, 1e-8 if options.beta2 else 1e-4)

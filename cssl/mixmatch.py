@@ -22,7 +22,6 @@ class MixMatch(SSLModel):
 
     @property
     def views_per_image(self):
-        """K views, of either kind."""
         return (0, self.options.K) if self.options.cta else (self.options.K, 0)
 
     def compute_losses(self, views, step):

@@ -11,8 +11,6 @@ class MixUp(AdamModel):
     strong_labeled = property(lambda self: self.options.cta)
 
     class Options(AdamModel.Options):
-        """MixUp's own hyperparameters, as in FixMatch's program."""
-
         warmup_pos: float = option(0.0, "part of the run over which the unlabelled loss's weight grows linearly", low=0,
                                    high=1)
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
@@ -20,7 +18,6 @@ class MixUp(AdamModel):
 
     @property
     def views_per_image(self):
-        """One view, of either kind."""
         return (0, 1) if self.options.cta else (1, 0)
 
     def compute_losses(self, views, step):

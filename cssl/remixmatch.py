@@ -27,11 +27,9 @@ class ReMixMatch(SSLModel):
         use_xe: bool = option(True, "whether the mixed unlabelled loss is a cross-entropy, or a squared error")
 
     def with_heads(self, network):
-        """Four quarter turns to tell apart."""
         return networks.Heads(network, {"rotation": 4}, self.seed)
 
     def initial_state(self):
-        """The moving average of the labels' distribution."""
         return {"p_data": np.full(self.num_classes, 1 / self.num_classes, np.float32)}
 
     def compute_losses(self, views, step):

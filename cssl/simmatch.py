@@ -18,8 +18,6 @@ class SimMatch(SSLModel):
     communicates = True
 
     class Options(SSLModel.Options):
-        """SimMatch's own hyperparameters, as in USB."""
-
         confidence: float = option(0.95, "tau: threshold on the largest value of the target", low=0, high=1, named=True)
         w_in: float = option(1.0, "lambda_in: weight of the loss on likeness to labelled images", low=0, named=True)
         alpha: float = option(0.9, "alpha: share of the class prediction in the target", low=0, high=1)
@@ -28,7 +26,6 @@ class SimMatch(SSLModel):
         warmup_kimg: float = option(64.0, "kimg without use of the labelled images' embeddings", low=0)
 
     def with_heads(self, network):
-        """Embeddings of unit length."""
         return networks.Heads(network, {"z": networks.Projection(DIMENSION, seed=self.seed)})
 
     def initial_state(self):

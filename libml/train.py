@@ -69,21 +69,6 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def restore_newest(checkpoint: tf.train.Checkpoint, paths: list[str], log: Callable[[str], None]) -> str | None:
-    """Restores the newest checkpoint that can be read, warning about damaged ones; None if there is none."""
-    for path in reversed(paths):
-        try:
-            checkpoint.restore(path).assert_consumed()
-            return path
-        except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
-            reason = str(error).strip().splitlines()[0][:150]
-            log(f"warning: checkpoint {path} is damaged ({reason}); trying the one before.")
-    if paths:
-        raise UserError(f"None of the {len(paths)} checkpoints in {Path(paths[0]).parent} can be read. Move the run's "
-                        "whole folder away to start a new run.")
-    return None
-
-
 class Trainer:
     """Trains a run, whose model was made under `strategy.scope()`, to the end, from wherever its folder left off."""
 
@@ -124,14 +109,9 @@ class Trainer:
         path = None
         with self.group.errors_stop_all():
             if self.is_chief:
-                found = self.run.checkpoints()
                 if lost := self.run.lost_checkpoint():
                     self.log(f"warning: {lost}.")
-                path = restore_newest(self.checkpoint, found, self.log)
-                if path is None:
-                    self._check_nothing_is_lost()
-                else:
-                    self.run.set_aside(found[found.index(path) + 1:])
+                path = self._restore_newest(self.run.checkpoints())
         updates = int(self.group.all_gather(self.model.updates.numpy())[0, 0])  # all continue where the chief does
         with self.group.errors_stop_all():
             if updates and not self.is_chief:
@@ -139,20 +119,33 @@ class Trainer:
                 if not Path(path + ".index").exists():
                     raise UserError(f"Worker {self.group.rank} does not find {path}, where the chief continues: "
                                     "--train_dir must be a folder that all machines share.")
-                restore_newest(self.checkpoint, [path], self.log)
+                self._restore_newest([path])
             if self.is_chief:
                 self._drop_reports_after(updates * self.batch)
         if path:
             self.log(f"Continuing from {path}: {updates} of {self.total_updates} updates done.")
         return updates
 
-    def _check_nothing_is_lost(self) -> None:
-        """Refuses to start anew where there was a checkpoint: a killed run has no report after its first one's."""
-        reports = self.run.reports
+    def _restore_newest(self, paths: list[str]) -> str | None:
+        """Restores the newest checkpoint that can be read, and sets damaged ones aside; None where a run begins."""
+        for number, path in reversed([*enumerate(paths)]):
+            try:
+                self.checkpoint.restore(path).assert_consumed()
+            except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
+                reason = str(error).strip().splitlines()[0][:150]
+                self.log(f"warning: checkpoint {path} is damaged ({reason}); trying the one before.")
+            else:
+                self.run.set_aside(paths[number + 1:])
+                return path
+        if paths:
+            raise UserError(f"None of the {len(paths)} checkpoints in {Path(paths[0]).parent} can be read. Move the "
+                            "run's whole folder away to start a new run.")
+        reports = self.run.reports  # a killed run may have one where its first checkpoint was due, but none after that
         if reports and reports[-1]["step"] > self.config.save_updates * self.batch:
             kimg = reports[-1]["step"] / 1024
             raise UserError(f"{self.run.path} has reports up to {kimg:g} kimg, but no checkpoint in its folder tf. "
                             "Bring that back to continue, or move the whole run folder away to start a new run.")
+        return None
 
     def _drop_reports_after(self, images: int) -> None:
         """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
