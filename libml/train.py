@@ -262,9 +262,10 @@ class Trainer:
                  if name in ("losses/xe", "losses/xeu", "monitors/mask")}
         if rate:
             shown["img/s"] = f"{rate:.0f}"
+        pool, ratio = (self.data.unlabeled, self.uratio) if self.uratio else (self.data.labeled, 1)
         with suppress(OSError):
             self._bar.update(count)
-            self._bar.set_postfix(shown)
+            self._bar.set_postfix({"epoch": f"{self.updates * self.batch * ratio / len(pool):.1f}", **shown})
 
     # Between steps.
 

@@ -331,13 +331,6 @@ class SSLModel(KerasModel):
 
     # Inference.
 
-    def normalize(self, images: tf.Tensor) -> tf.Tensor:
-        """Whitens float images if asked to."""
-        if self.image_statistics is None:
-            return images
-        mean, deviation = self.image_statistics
-        return (images - mean) / deviation
-
     def infer(self, images: tf.Tensor, ema: bool = True,
               values: tuple[list[tf.Tensor], list[tf.Tensor]] | None = None) -> tf.Tensor:
         """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics, or
@@ -357,7 +350,10 @@ class SSLModel(KerasModel):
         As Keras's stateless_call. In half precision the weights of convolutions are cast together, at once for a pass,
         where Keras would start a kernel for each of them and for each of their gradients.
         """
-        network, images = self.network, self.normalize(images)
+        network = self.network
+        if self.image_statistics is not None:  # whitening
+            mean, deviation = self.image_statistics
+            images = (images - mean) / deviation
         trainable, moving = network.trainable_variables, network.non_trainable_variables
         index = {id(v): i for i, v in enumerate(trainable)}
         kinds = {index[id(v)]: layer.compute_dtype for layer in network._flatten_layers()  # nothing public has all

@@ -207,7 +207,7 @@ def write_saved_model(model: SSLModel, classifier: Classifier, temperature: floa
 
     @tf.function(input_signature=[tf.TensorSpec([None, height, width, channels], tf.uint8, name="images")])
     def from_images(images):
-        logits = tf.cast(model.network(model.normalize(to_float(images)), training=False), tf.float32)
+        logits = model.infer(to_float(images), ema=False)
         return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature),
                 "classes": tf.gather(class_names, tf.argmax(logits, -1))}
 
