@@ -65,10 +65,9 @@ __getattr__, __dir__ = exports(__name__, {
 
 
 def open(path, *, data=None, data_dir="", method_class=None, network=None):
-    """Opens a run: its configuration, reports, model, predictions and exports.
+    """Opens a run by its folder, one above a single run, its folder tf, or a checkpoint in it.
 
     Args:
-        path: run folder, a folder above a single run, its folder tf, or a checkpoint in it.
         data: the run's images, if they are at hand; else they are loaded where they are needed.
         data_dir: folder of the TFDS datasets, instead of the run's.
         method_class: the class of a method that is not in this package.
@@ -90,10 +89,9 @@ def open_export(folder):
 
 
 def load_model(path, **arguments):
-    """Loads what `model.save` wrote: keras.saving.load_model, which here knows all methods and networks.
+    """Loads what `model.save` wrote: keras.saving.load_model, which here knows all methods whose class is defined.
 
-    A method from outside this package is known once its class is defined; custom functions and layers are registered
-    with Keras, or given as `custom_objects`.
+    Custom functions and layers are registered with Keras, or given as `custom_objects`.
     """
     import keras
 

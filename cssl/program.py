@@ -36,16 +36,11 @@ def exit_on_user_error(main: Callable[[], int | None]) -> None:
 
 def run_programs(count: int, start: Callable[[int], subprocess.Popen], at_once: int = 1,
                  ended: Callable[[int], None] = lambda number: None) -> dict[int, int]:
-    """Runs programs to their ends, some at a time, each on its share of the cores, and returns exit codes by number.
+    """Runs programs to their ends, each on its share of the cores, and returns exit codes by number.
 
-    A signal to this process, or to one of the programs, stops those that run, which then save. No other starts after
-    that, and the exit codes of these and those are of STOPPED, however they ended.
-
-    Args:
-        count: how many programs there are.
-        start: starts one of them, given its number.
-        at_once: how many run at the same time.
-        ended: called with the number of each that has ended, however it did.
+    `start` starts one, given its number, and `ended` is called with that of each that has ended. A signal to this
+    process, or to one of the programs, stops those that run, which then save. No other starts after that, and the exit
+    codes of these and those are of STOPPED, however they ended.
     """
     running: set[subprocess.Popen] = set()
     received: list[int] = []

@@ -198,9 +198,8 @@ def _check_custom(config: RunConfig, network: Builder | None, strong: Callable |
     if network is None and not config.trusts_onednn and distribute.onednn_is_on():
         arch = config.network.arch
         what = arch if is_application(arch) else f"filters={config.network.filters}"
-        raise UserError(f"{what}: oneDNN, which TensorFlow uses here, computes some gradients wrong unless channels "
-                        "are multiples of 16. Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose "
-                        "such a number.")
+        raise UserError(f"{what}: oneDNN computes some gradients wrong unless channels are multiples of 16. Set "
+                        "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose such a number.")
     unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
     if unused:
         raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")

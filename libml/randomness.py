@@ -51,8 +51,7 @@ def derived_seed(seed: int | None, *place: int) -> int | None:
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Makes what Keras and NumPy draw without a seed of its own follow from this one (unless None), and nothing else.
-    """
+    """Makes what Keras and NumPy draw without a seed of its own follow from this one (unless None)."""
     before = random.getstate(), np.random.get_state()
     if seed is not None:
         random.seed(seed)  # Keras's initialisers draw their seeds here

@@ -204,8 +204,7 @@ class Run:
         """Reads stats/<name>.npz, or the only array of stats/<name>.npy; a UserError if it is missing or damaged."""
         paths = [path for ending in ("npz", "npy") if (path := self.stats / f"{name}.{ending}").exists()]
         if not paths:
-            raise UserError(f"There is no {self.stats / name}: training writes it at a report; let the run get that "
-                            "far.")
+            raise UserError(f"There is no {self.stats / name}: training writes it at a report; let it get that far.")
         try:
             loaded = np.load(paths[0], allow_pickle=False)
             if isinstance(loaded, np.ndarray):
@@ -288,11 +287,7 @@ class Run:
                ) -> dict:
         """Writes the averaged model, calibrated, as SavedModel, .keras and TFLite; returns what export.json says.
 
-        Args:
-            folder: where to put it, all or nothing.
-            temperature: the one to use instead of fitting it on the validation images.
-            onnx: whether to write ONNX too.
-            force: whether an older export there is replaced.
+        `temperature` stands for the one that validation images fit; `force` replaces an older export.
         """
         from libml.results import export
 
@@ -449,10 +444,8 @@ def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
 
 
 def _runs_below(place: str) -> Iterator[Path]:
-    """Yields the runs at or below a folder, also through links, which may lead in circles.
-
-    Folders that cannot be read, which may be runs, come last.
-    """
+    """Yields the runs at or below a folder, also through links, which may lead in circles; then folders that cannot be
+    read, which may be runs."""
     seen, errors = set(), list[OSError]()
     for folder, folders, _ in os.walk(place, onerror=errors.append, followlinks=True):
         real = os.path.realpath(folder)

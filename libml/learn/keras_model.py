@@ -44,7 +44,7 @@ def _check_count(function: str, name: str, count: object) -> None:
 
 
 def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
-    """Raises UserError for arguments of a model that would fail, or go wrong, in the middle of training."""
+    """Raises UserError for arguments that would fail, or go wrong, in the middle of training."""
     for name, fits, wanted in (
             ("num_classes", lambda v: isinstance(v, int | np.integer) and v > 1, "a whole number from 2 up"),
             ("total_images", lambda v: isinstance(v, int | float | np.number) and 0 < v < np.inf, "a positive number"),
@@ -117,7 +117,7 @@ class KerasModel(_KerasModel):
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """The constructor's arguments by name; its `network` is the one given, whatever a method wraps it into."""
+        """The constructor's arguments by name."""
         return self._hidden.given
 
     # Training with Keras's loop.
@@ -136,14 +136,11 @@ class KerasModel(_KerasModel):
         self.compile(run_eagerly=config["run_eagerly"], steps_per_execution=config["steps_per_execution"])
 
     def fit(self, x=None, y=None, *, steps_per_epoch: int | None = None, validation_data=None, **arguments):
-        """Trains on batches as `SSLData.dataset` makes them; the history holds means over each epoch.
+        """Trains on a tf.data.Dataset of dicts (labeled, label, unlabeled and, to monitor pseudo-labels,
+        unlabeled_label), as `SSLData.dataset` makes them; the history holds means over each epoch.
 
-        Args:
-            x: a tf.data.Dataset of dicts: labeled, label, unlabeled and, to monitor pseudo-labels, unlabeled_label.
-            y: nothing; labels are in `x`.
-            steps_per_epoch: updates per epoch; needed where `x` is endless.
-            validation_data: images and labels, or a dataset of such batches.
-            **arguments: as Keras has them: epochs, callbacks, verbose …
+        `steps_per_epoch` is needed where `x` is endless; `validation_data` are images and labels, or a dataset of such
+        batches; epochs, callbacks, verbose … are as Keras has them.
         """
         refused = sorted(arguments.keys() & {"batch_size", "class_weight", "sample_weight", "shuffle",
                                              "validation_split"})
