@@ -1,6 +1,4 @@
 """CSSL (Lienen & Hüllermeier, NeurIPS 2021): credal sets as pseudo-labels, all images used from the start."""
-from __future__ import annotations
-
 import cssl
 from libml.config import option
 from libml.lazy import tf

@@ -32,8 +32,9 @@ class SimMatch(SSLModel):
         """The last 32 mean predictions; embedding and class of each labelled image."""
         if not self.num_labeled:
             raise ValueError("SimMatch keeps an embedding per labelled image: give set_sizes=(labelled, unlabelled).")
-        return {"means": Equal(np.zeros((32, self.num_classes), np.float32)),
-                "bank": Equal(banks.normalized_rows((self.num_labeled, DIMENSION), self.seed)),
+        rows = np.random.RandomState(self.seed % 2 ** 32).normal(size=(self.num_labeled, DIMENSION))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return {"means": Equal(np.zeros((32, self.num_classes), np.float32)), "bank": Equal(rows.astype(np.float32)),
                 "classes": np.zeros(self.num_labeled, np.int32)}
 
     def targets(self, a: tf.Tensor, z: tf.Tensor, state: dict) -> tuple[tf.Tensor, tf.Tensor]:

@@ -38,8 +38,7 @@ def option(default: Value, help: str, *, low: float | None = None, high: float |
     """Declares one option of a dataclass of options, of its default's type, with a line of help.
 
     Args:
-        low, high: the smallest and the largest value.
-        above: every value is larger than this.
+        low, high, above: bounds; only the last one is no value itself.
         choices: all values of an option that is a word.
         also: the form of further values, which begin like it up to the colon.
         named: whether the run folder's name has it: always, never, or (None) where it is not the default.

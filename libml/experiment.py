@@ -58,7 +58,6 @@ def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
-    """Returns what the model of a run has to know of its data."""
     return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
 
 
@@ -129,8 +128,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
-    _check_given(config, data, hooks)
-    _check_custom(config, network, strong)
+    _check(config, data, network, strong, hooks)
     strategy = distribute.create_strategy(config.scale, environment)
     group = distribute.ProcessGroup(strategy)
     with group.watched():
@@ -161,8 +159,9 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         return run
 
 
-def _check_given(config: RunConfig, data: SSLData | None, hooks: Sequence[Hook]) -> None:
-    """Raises UserError for what would fail at the first report."""
+def _check(config: RunConfig, data: SSLData | None, network: Builder | None, strong: Callable | None,
+           hooks: Sequence[Hook]) -> None:
+    """Raises UserError for what would fail at the first report, or go wrong unseen."""
     if not isinstance(config, RunConfig) or not isinstance(data, SSLData | None):
         raise UserError(f"train got {type(config).__name__} and {type(data).__name__}; expected RunConfig.of(Method, …)"
                         " and, if there are any, images as cssl.from_arrays or cssl.load returns them.")
@@ -175,6 +174,17 @@ def _check_given(config: RunConfig, data: SSLData | None, hooks: Sequence[Hook])
             _check_callback(hook)
         else:
             check_function(hook, "A hook", "trainer", "report")
+    if network is None and not config.trusts_onednn and distribute.onednn_is_on():
+        arch = config.network.arch
+        what = arch if is_application(arch) else f"filters={config.network.filters}"
+        raise UserError(f"{what}: oneDNN computes some gradients wrong unless channels are multiples of 16. Set "
+                        "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose such a number.")
+    unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
+    if unused:
+        raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")
+    if config.augmentation.own_strong and strong is None:
+        raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
+                        "strong=….")
 
 
 def _check_callback(hook: keras.callbacks.Callback) -> None:
@@ -191,21 +201,6 @@ def _check_callback(hook: keras.callbacks.Callback) -> None:
         raise UserError(f"{name} puts other weights into the model than are in the run's checkpoint. Leave "
                         "restore_best_weights and BackupAndRestore out: the same call continues a run, and cssl.open "
                         "opens any of its checkpoints.")
-
-
-def _check_custom(config: RunConfig, network: Builder | None, strong: Callable | None) -> None:
-    """Raises UserError where oneDNN would compute the network wrong, or a custom augmentation is missing."""
-    if network is None and not config.trusts_onednn and distribute.onednn_is_on():
-        arch = config.network.arch
-        what = arch if is_application(arch) else f"filters={config.network.filters}"
-        raise UserError(f"{what}: oneDNN computes some gradients wrong unless channels are multiples of 16. Set "
-                        "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose such a number.")
-    unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
-    if unused:
-        raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")
-    if config.augmentation.own_strong and strong is None:
-        raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
-                        "strong=….")
 
 
 def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, strong: Callable | None,
@@ -256,7 +251,7 @@ def environment_facts() -> dict:
 
 
 def _lacks(model: SSLModel) -> dict[str, str]:
-    """Returns what this model does not do of all that an option may need, and why."""
+    """Returns what this model lacks of all that an option may need, and why."""
     name = type(model).__name__
     strong = model.uses_unlabeled and model.views_per_image[1] > 0 or model.strong_labeled
     needs = {"CTAugment": (strong and model.augmenter.learns_rates,

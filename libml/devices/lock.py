@@ -67,7 +67,6 @@ class Lock:
             raise UserError(f"{self.path} was taken over by another process while this one stood still: {text[:200]}")
 
     def _create(self, text: str) -> bool:
-        """Creates the lock; False if there is one."""
         private = self.file.with_suffix(f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,6 @@ def cpu_facts() -> tuple[str, str]:
 
 
 def usable_cores() -> int:
-    """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,8 +1,6 @@
 """Averages, queues and tables that a method keeps as state: of fixed size, the same on all replicas."""
 from __future__ import annotations
 
-import numpy as np
-
 from libml.lazy import tf
 
 
@@ -24,9 +22,3 @@ def last_occurrence(keys: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tens
     positions = tf.range(keys.shape[0])
     same = keys[:, tf.newaxis] == keys
     return tf.reduce_max(tf.where(same if counts is None else same & counts, positions, -1), axis=1)
-
-
-def normalized_rows(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Returns random unit vectors, as the first content of a table of embeddings."""
-    rows = np.random.RandomState(seed % 2 ** 32).normal(size=shape)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)

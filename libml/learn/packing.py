@@ -34,7 +34,6 @@ class Packing:
 
 
 def by_kind(kinds: Mapping[int, Kind]) -> dict[Kind, list[int]]:
-    """Returns the positions of tensors of each kind."""
     found: dict[Kind, list[int]] = {}
     for position, kind in kinds.items():
         found.setdefault(kind, []).append(position)
