@@ -73,7 +73,6 @@ class Trainer:
     """Trains a run, whose model was made under `strategy.scope()`, to the end, from wherever its folder left off."""
 
     _writer: tf.summary.SummaryWriter  # of the chief, once it has dropped the reports that come again
-    _bar: tqdm | None = None
 
     def __init__(self, run: Run, strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (),
                  group: ProcessGroup | None = None):
@@ -219,7 +218,7 @@ class Trainer:
         clock = _Clock(self.batch * (1 + self.uratio))
         chunk = 1
         with tqdm(total=self.total_updates, initial=self.updates, unit="step", dynamic_ncols=True,
-                  disable=None if self.is_chief else True) as self._bar:
+                  disable=None if self.is_chief else True) as bar:
             while self.updates < self.total_updates:
                 if self.updates % self.report_updates == 0:
                     self.callbacks.on_epoch_begin(self.updates // self.report_updates)
@@ -232,7 +231,7 @@ class Trainer:
                     self._diverged(last)
                 self.updates += count
                 chunk = clock.add(count, time.perf_counter() - started, chunk)
-                self._show_progress(count, clock.rate)
+                self._show_progress(bar, count, clock.rate)
                 if self.updates == boundary:
                     self._report(clock)
                     if self._saves_here():
@@ -250,13 +249,12 @@ class Trainer:
                     self.save()
                     self.log(f"Stopped by a callback after {self.updates} of {self.total_updates} updates.")
                     break
-        self._bar = None
 
     def _saves_here(self) -> bool:
         return self.updates % self.config.save_updates == 0 or self.updates == self.total_updates
 
-    def _show_progress(self, count: int, rate: float | None) -> None:
-        if self._bar is None or self._bar.disable:
+    def _show_progress(self, bar: tqdm, count: int, rate: float | None) -> None:
+        if bar.disable:
             return
         shown = {name.split("/")[1]: f"{value:.4g}" for name, value in self._means().items()
                  if name in ("losses/xe", "losses/xeu", "monitors/mask")}
@@ -264,8 +262,8 @@ class Trainer:
             shown["img/s"] = f"{rate:.0f}"
         pool, ratio = (self.data.unlabeled, self.uratio) if self.uratio else (self.data.labeled, 1)
         with suppress(OSError):
-            self._bar.update(count)
-            self._bar.set_postfix({"epoch": f"{self.updates * self.batch * ratio / len(pool):.1f}", **shown})
+            bar.update(count)
+            bar.set_postfix({"epoch": f"{self.updates * self.batch * ratio / len(pool):.1f}", **shown})
 
     # Between steps.
 
