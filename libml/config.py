@@ -94,8 +94,7 @@ class AugmentOptions:
                                    "mirror, x none; strong: d CTAugment, x none, or a policy, which labelled images "
                                    "can have too: ra, rac, rac2 to rac9, r<N>_<M>_<C>, aa, aac (AutoAugment)",
                           named=False)
-    adepth: int = option(2, "CTAugment: operations per image", low=1, high=100, named=False,
-                         needs="CTAugment")
+    adepth: int = option(2, "CTAugment: operations per image", low=1, high=100, named=False, needs="CTAugment")
     ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False,
                         needs="CTAugment")
     adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False, needs="CTAugment")

@@ -16,8 +16,7 @@ class SharedOptions:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     batch: int = option(64, "B: labelled images per update", low=1, named=True)
-    uratio: int = option(7, "mu: unlabelled images per labelled one", low=1, named=True,
-                        needs="unlabelled images")
+    uratio: int = option(7, "mu: unlabelled images per labelled one", low=1, named=True, needs="unlabelled images")
     lr: float = option(0.03, "eta: initial learning rate; falls as cos(7 pi t / 16), t from 0 to 1 over the run",
                        above=0, named=True)
     wd: float = option(0.0005, "weight decay: factor of 0.5 ||W||^2 over the kernels", low=0, named=True)
