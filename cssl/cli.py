@@ -160,24 +160,18 @@ def evaluate(config: RunConfig, network: Callable | None = None) -> int:
     """Prints the scores of both models of a checkpoint; the run's own configuration describes the model."""
     from libml import experiment
     from libml.results.evaluate import table_of_scores
-    from libml.run import Run, find_checkpoint
+    from libml.run import open_run
 
-    prefix, other = find_checkpoint(config.data.eval_ckpt), "dataset" in config.given
-    run = Run(Path(prefix).parent.parent, checkpoint=prefix, network=network, method=lambda name: (
+    run = open_run(config.data.eval_ckpt, data_dir=config.data.data_dir, network=network, method=lambda name: (
         config.method if config.method.__name__ == name else cssl.method(name)))
-    if run.args.exists():
-        stored, values, asked = run.config, run.config.values(), config.values()
-        for option in sorted(config.given & set(values) - {"dataset"}):
-            if stored.fields(stored.method)[option].metadata["fixed"] and values[option] != asked[option]:
-                raise UserError(f"--{option}={asked[option]} contradicts {run.path}, which was trained with {option}="
-                                f"{values[option]}: leave it out.")
-        dataset = config.data.dataset if other else stored.data.dataset
-        config = stored.replace(data_dir=config.data.data_dir, dataset=dataset)
-    run = Run(run.path, checkpoint=prefix, config=config, network=network)
-    if other:  # other images for the same network, or the run's own as they are now
-        run.data = experiment.load(config)
+    stored, asked = run.config.values(), config.values()
+    for option in sorted(config.given & set(stored) - {"dataset"}):
+        if config.fields(run.config.method)[option].metadata["fixed"] and stored[option] != asked[option]:
+            raise UserError(f"--{option}={asked[option]} contradicts {run.path}, which was trained with {option}="
+                            f"{stored[option]}: leave it out.")
+    if "dataset" in config.given:  # other images for the same network, or the run's own as they are now
+        run.data = experiment.load(run.config.replace(dataset=config.data.dataset))
         experiment.check_fits(run.facts, run.data)
-    scores = run.evaluate()
-    print(table_of_scores(f"{prefix}: {config.method.__name__} on {config.data.dataset}, "
-                          f"{int(run.model.updates.numpy())} updates", scores, run.data))
+    scores, updates = run.evaluate(), int(run.model.updates.numpy())
+    print(table_of_scores(f"{run.checkpoint}: {run.method} on {run.data.name}, {updates} updates", scores, run.data))
     return 0

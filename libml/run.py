@@ -465,9 +465,8 @@ def find_checkpoint(text: str | Path) -> str:
         if len(runs) > 1:
             raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
         path = runs[0] if runs else path
-        others = sorted(path.glob("*.index"), key=lambda file: file.stat().st_mtime)  # checkpoints of any other name
         run = Run(path.parent if path.name == "tf" else path)
-        prefixes = run.checkpoints() or [str(file.with_suffix("")) for file in others]
+        prefixes = run.checkpoints()
         if lost := prefixes and run.lost_checkpoint():
             print(f"warning: {printable(lost)}", file=sys.stderr, flush=True)
     prefix = prefixes[-1] if prefixes else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
