@@ -235,7 +235,7 @@ class Run:
 
     def _stored_facts(self) -> dict:
         """Reads data.json; {} of versions that wrote none, UserError where it is missing or damaged."""
-        from libml.data import DataFacts
+        from libml import experiment
 
         cure = ("it tells of which images and classes the run is. Bring it back as training wrote it, or start a new "
                 "run in another --train_dir or --rerun.")
@@ -245,7 +245,7 @@ class Run:
             return {}
         try:
             stored = json.loads(self.facts_file.read_text(encoding="utf-8"))
-            DataFacts.from_dict(stored)
+            experiment.DataFacts.from_dict(stored)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.facts_file} is damaged ({type(error).__name__}: {error}): {cure}") from error
         return stored
