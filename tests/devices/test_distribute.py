@@ -370,7 +370,7 @@ def test_a_run_continues_with_another_number_of_replicas(digits, tmp_path):
     assert second.restore() == 2
     assert second.model.fingerprint() == first.model.fingerprint()
     second.train()
-    third = small_trainer(4, digits, tmp_path, steps=6)
+    third = small_trainer(2, digits, tmp_path, steps=6)
     third.train()
     assert int(third.model.updates.numpy()) == 6
     for name, values in state(third.model, third.strategy).items():

@@ -33,13 +33,13 @@ def origin(node, nodes):
     return node.op
 
 
-@pytest.mark.parametrize(("module", "replicas"), [("cssl", 2), *(
-    pytest.param(module, replicas, marks=pytest.mark.slow) for module, replicas in (("cssl", 4), ("comatch", 2)))])
-def test_no_state_leaves_its_device(module, replicas):
+@pytest.mark.parametrize(("module", "replicas", "augment"), [("cssl", 2, "d.d.d"), *(pytest.param(
+    module, replicas, "d.d.x", marks=pytest.mark.slow) for module, replicas in (("cssl", 4), ("comatch", 2)))])
+def test_no_state_leaves_its_device(module, replicas, augment):
     """Between devices go constants, what only orders them (an empty one), the loop's condition, the keys of collectives
     (arguments of the function), and what the host makes: the number of updates (Cast) and seeds (Pack). Nothing else
     that was read, or that an update computes."""
-    loop, batches = loop_of(module, replicas)
+    loop, batches = loop_of(module, replicas, augment)
     context.enable_run_metadata()
     try:
         loop(batches, tf.constant(2))
@@ -122,10 +122,10 @@ def test_the_host_runs_ahead_of_the_device(module):
     assert sum(map(len, body.waits.values())) <= 6, body.waits
 
 
-@pytest.mark.parametrize("module", ["cssl", "flexmatch", *(
-    pytest.param(module, marks=pytest.mark.slow) for module in ("enaet", "meta_pseudo_labels"))])
-def test_replicas_meet_as_rarely_as_can_be(module):
+@pytest.mark.parametrize(("module", "augment"), [("cssl", "d.d.d"), ("flexmatch", "d.d.x"), *(
+    pytest.param(module, "d.d.x", marks=pytest.mark.slow) for module in ("enaet", "meta_pseudo_labels"))])
+def test_replicas_meet_as_rarely_as_can_be(module, augment):
     """(The updates of all other methods: tests/methods/test_methods.py.)"""
-    loop, batches = loop_of(module, 2)
+    loop, batches = loop_of(module, 2, augment)
     graph = loop.get_concrete_function(batches, tf.constant(1)).graph
     assert_two_replicas_meet_rarely(cssl.method(module), graph.as_graph_def())

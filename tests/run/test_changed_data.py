@@ -18,23 +18,26 @@ FLAGS = ["--batch=4", "--uratio=1", "--filters=4", "--repeat=1", "--scales=1", "
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A folder with pictures of three digits and an unfinished run on them."""
-    folder, digits = tmp_path_factory.mktemp("trained"), sources.digits()
+def trained(tmp_path_factory, program) -> tuple[Path, Path]:
+    """A folder with pictures of three digits and a run of two updates on them, and a copy of it all."""
+    folder, digits = tmp_path_factory.mktemp("trained") / "place", sources.digits()
     for label, name in enumerate(("ant", "bee", "cat")):
         for number, image in enumerate(digits.images[digits.labels == label][:12]):
             file = folder / "pictures" / ("test" if number < 3 else "train") / name / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(file)
-    return folder
+    go_on(folder, program, 2)
+    shutil.copytree(folder, folder.with_name("copy"))
+    return folder, folder.with_name("copy")
 
 
 @pytest.fixture
-def place(trained, tmp_path, program) -> Path:
-    """A copy of the pictures, on which two updates have been made."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    go_on(tmp_path, program, 2)
-    return tmp_path
+def place(trained) -> Path:
+    """The folder as it was before any test."""
+    folder, copy = trained
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    return folder
 
 
 def go_on(place: Path, program, steps: int, code: int = 0):

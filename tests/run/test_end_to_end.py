@@ -1,4 +1,4 @@
-"""Real runs, three methods and two seeds, become a table, curves and a report with one command each."""
+"""Real runs, two methods and two seeds, become a table, curves and a report with one command each."""
 import csv
 import io
 import signal
@@ -13,12 +13,12 @@ import cssl
 from cssl.tools import export, predict
 from libml.run import find_runs
 
-METHODS = ("cssl", "fixmatch", "supervised")
+METHODS = ("cssl", "supervised")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, program):
-    """Six small runs, made by the program itself (in this process, to save start-up time)."""
+    """Four small runs, made by the program itself (in this process, to save start-up time)."""
     folder = tmp_path_factory.mktemp("runs")
     for module in METHODS:
         for seed in (1, 2):
@@ -31,11 +31,11 @@ def runs(tmp_path_factory, program):
 @pytest.mark.slow
 def test_runs_become_table_curves_and_report(runs, command, tmp_path):
     found = find_runs([runs])
-    assert len(found) == 6 and all(run.finished and not run.problems for run in found)
+    assert len(found) == 4 and all(run.finished and not run.problems for run in found)
 
     table = command("cssl-table", runs, "--metric=accuracy", "--format=csv").stdout
     rows = {row[0]: row for row in csv.reader(io.StringIO(table)) if row}
-    for method in ("CSSL", "FixMatch", "Supervised"):
+    for method in ("CSSL", "Supervised"):
         values = [run.result("accuracy") for run in found if run.method == method]
         assert len(values) == 2
         mean, std, seeds = map(float, rows[method][1:])
@@ -46,13 +46,13 @@ def test_runs_become_table_curves_and_report(runs, command, tmp_path):
 
     assert invoke("report", runs, "-o", tmp_path / "report.html").code == 0
     page = (tmp_path / "report.html").read_text()
-    for text in ("CSSL", "FixMatch", "Supervised", "digits.2@40-1", "<img", "--filters=8"):
+    for text in ("CSSL", "Supervised", "digits.2@40-1", "<img", "--filters=8"):
         assert text in page, text
     assert "http://" not in page.replace("http://www.w3.org", "")
 
     for kind in ("accuracy", "ece"):
         command(f"scripts/extract_{kind}.py", runs)
-        assert len(list(runs.rglob(f"stats/{kind}.json"))) == 6
+        assert len(list(runs.rglob(f"stats/{kind}.json"))) == 4
 
 
 @pytest.mark.slow
