@@ -149,7 +149,8 @@ def main() -> int:
         print(f"note: reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}",
               file=sys.stderr)
     if args.slurm and todo:
-        check_writable(args.slurm, rb"#!/bin/bash\n# One task per run. Submit with")
+        head = re.escape(SLURM.partition("commands=")[0])  # with lines of the user's own it is not overwritten
+        check_writable(args.slurm, re.sub(r"\\{\w+\\}", r"[^\\n]*", head).encode())
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()
         path = printable(shlex.quote(str(args.slurm)))  # it stands in a comment, which a new line would end

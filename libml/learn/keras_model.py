@@ -52,8 +52,15 @@ def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
             ("options", lambda v: v is None or isinstance(v, cls.Options), f"{cls.__name__}.Options(…)"),
             ("image_statistics", lambda v: v is None or len(v) == 2 and np.min(v[1]) > 0,
              "mean and standard deviation of each channel, which must not be 0"),
+            ("loss_scaling", lambda v: isinstance(v, bool), "True or False"),
+            ("set_sizes", lambda v: len(v) == 2 and min(v) >= 0, "the numbers of labelled and unlabelled images"),
+            ("calibration", lambda v: v is None or len(v[0]) == len(v[1]), "images and their classes"),
             ("augmenter", lambda v: v is None or isinstance(v, augment.Augmenter), "data.augmenter(…)")):
-        if name in given and not fits(given[name]):
+        try:
+            fine = name not in given or fits(given[name])
+        except (TypeError, ValueError, IndexError):  # what has no length, or is no number
+            fine = False
+        if not fine:
             raise UserError(f"{cls.__name__} got {name}={given[name]!r}; expected {wanted}.")
 
 

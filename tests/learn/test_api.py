@@ -488,6 +488,9 @@ def test_help_says_every_argument(name):
     (dict(seed=2 ** 70), "of 64 bits"), (dict(augmenter="d.d.d"), r"augmenter='d.d.d'; expected data.augmenter\("),
     (dict(options=Supervised.Options()), r"options=.*; expected CSSL.Options\("),
     (dict(options={"batch": 4}), "options={'batch': 4}; expected"),
+    (dict(loss_scaling="x"), "loss_scaling='x'; expected True or False"), (dict(calibration=7), "calibration=7; expec"),
+    (dict(calibration=([], [1])), "expected images and their classes"), (dict(set_sizes=5), "set_sizes=5; expected"),
+    (dict(set_sizes=(40, "x")), "expected the numbers of labelled"), (dict(image_statistics=5), "statistics=5; expec"),
     (dict(image_statistics=(np.zeros(3), np.zeros(3))), "each channel, which must not be 0")])
 def test_arguments_of_a_model_that_make_no_sense(arguments, message):
     with pytest.raises(UserError, match=message) as caught:

@@ -177,7 +177,11 @@ def test_slurm_script(tmp_path, programs, monkeypatch):
     arguments = ("--table=barely", "--filter=svhn.1@10-1", f"--train_dir={tmp_path}/my runs")
     done = invoke("reproduce", *arguments, f"--slurm={script}")
     assert done.stdout.strip() == f"{script}: 4 tasks"
+    invoke("reproduce", *arguments, f"--slurm={script}")
     text = script.read_text()
+    script.write_text(text.replace("--time=24", "--partition=a100 --time=24"))
+    with pytest.raises(UserError, match="jobs.sbatch was not written by this command"):
+        invoke("reproduce", *arguments, f"--slurm={script}")
     assert "#SBATCH --array=0-3\n" in text and "#SBATCH --requeue" in text
     environment = slurm_environment(programs, log, SLURM_SUBMIT_DIR="/", SLURM_CPUS_PER_TASK="8")
     subprocess.run(["bash", script], env=environment, check=True, timeout=20)
