@@ -149,13 +149,14 @@ def main() -> int:
         print(f"note: reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}",
               file=sys.stderr)
     if args.slurm and todo:
-        head = re.escape(SLURM.partition("commands=")[0])  # with lines of the user's own it is not overwritten
+        script = SLURM.read_text()
+        head = re.escape(script.partition("commands=")[0])  # with lines of the user's own it is not overwritten
         check_writable(args.slurm, re.sub(r"\\{\w+\\}", r"[^\\n]*", head).encode())
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)
         requeue = Path(__file__).with_name("run_and_requeue.sh").read_text()
         path = printable(shlex.quote(str(args.slurm)))  # it stands in a comment, which a new line would end
-        write_text(args.slurm, SLURM.read_text().format(path=path, name=args.table, last=len(todo) - 1, commands=lines,
-                                                        folder=shlex.quote(os.getcwd()), requeue=requeue))
+        write_text(args.slurm, script.format(path=path, name=args.table, last=len(todo) - 1, commands=lines,
+                                             folder=shlex.quote(os.getcwd()), requeue=requeue))
         print(f"{path}: {len(todo)} tasks")
     elif args.dry_run:
         print("".join(f"{job}\n" for job in todo), end="")
