@@ -41,11 +41,3 @@ def on_terminal() -> bool:
 def show(text: object) -> None:
     """Prints a line; on a terminal, what would command it is escaped: names of files and classes may hold anything."""
     print(printable(text) if on_terminal() else text)
-
-
-def number(flag: str, text: str | None, expected: str) -> float | None:
-    """Returns the number that a flag gives; None without it."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise UserError(f"--{flag}={text}: expected {expected}.") from None

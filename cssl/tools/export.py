@@ -31,15 +31,14 @@ def main() -> None:
     parser = tools.parser(__doc__)
     parser.add_argument("run", help="run folder, or a checkpoint in it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder that is made")
-    parser.add_argument("--temperature", help="use this one instead of fitting it on the validation images; 1: none")
+    parser.add_argument("--temperature", type=float, help="instead of one fitted on the validation images; 1: none")
     parser.add_argument("--onnx", action="store_true", help="write model.onnx too; needs the package tf2onnx")
     parser.add_argument("--force", action="store_true", help="replace an older export")
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: that of the run")
     args = parser.parse_args()
-    temperature = tools.number("temperature", args.temperature, "a number, such as 1")
     cli.start_tensorflow()
-    described = cssl.open(args.run, data_dir=args.data_dir).export(args.output, temperature=temperature, onnx=args.onnx,
-                                                                   force=args.force)
+    described = cssl.open(args.run, data_dir=args.data_dir).export(
+        args.output, temperature=args.temperature, onnx=args.onnx, force=args.force)
     tools.show(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
                f"{len(described['class_names'])} classes; {described['calibration']}")
     if described["scores"]:

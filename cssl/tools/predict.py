@@ -58,11 +58,10 @@ def main() -> None:
     output.add_argument("--json", action="store_true", help="print a JSON list instead")
     parser.add_argument("--all", action="store_true", help="the probability of every class too")
     parser.add_argument("--credal", action="store_true", help="the credal set that the method would have used as label")
-    parser.add_argument("--coverage", help="conformal sets of this coverage, from the run's validation images")
+    parser.add_argument("--coverage", type=float, help="of conformal sets, from the run's validation images")
     parser.add_argument("--sort", choices=("uncertainty",), help="most uncertain files (1 - max p) first")
     parser.add_argument("--data_dir", default="", help="folder of the TFDS datasets; default: the run's")
     args = parser.parse_args()
-    coverage = tools.number("coverage", args.coverage, "a number between 0 and 1, such as 0.9")
     if args.csv:
         check_writable(args.csv, CSV)
     cli.start_tensorflow()
@@ -77,7 +76,7 @@ def main() -> None:
                         f"{reason}")
     if args.sort:
         found = found.by_uncertainty()
-    records = found.records(whole=args.all, coverage=coverage)
+    records = found.records(whole=args.all, coverage=args.coverage)
     if args.csv:
         text = to_csv(records).encode("utf-8", "surrogateescape")  # names of files keep their bytes
         write_atomically(args.csv, lambda file: file.write(text))

@@ -30,7 +30,7 @@ PSEUDO_LABEL_TAGS = tuple(TITLES)
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans Devanagari", "Noto Sans Thai", "Unifont",
          "Arial Unicode MS", "PingFang SC", "Microsoft YaHei", "Malgun Gothic", "Nirmala UI")
 KIMG, DIAGONAL = "labelled images seen (kimg)", {"color": "black", "linestyle": "--", "linewidth": 1}
-LEGEND_INSIDE, LINE_INCHES, LETTER_INCHES = 40, 0.17, 0.085  # letters of a label in a panel; size of a small letter
+LINE_INCHES, LETTER_INCHES = 0.17, 0.085  # size of a small letter
 
 Series = Sequence[tuple[np.ndarray, np.ndarray]]  # steps and values of each run
 
@@ -139,18 +139,13 @@ def curves(runs: Sequence[Run], tags: Sequence[str] = ("error",)) -> Figure:
             band(axis, series, f"{plain(label)} ({len(series)})", COLOURS[labels.index(label) % len(COLOURS)])
         axis.set(ylabel=TITLES.get(tags[number]) or metrics.shown(tags[number]).title,
                  title=f"{plain(dataset)}, {count or 'all'} labels")
-    _add_legends(figure)
+    _add_legend(figure)
     return figure
 
 
-def _add_legends(figure: Figure) -> None:
-    """Puts a legend into every panel; labels that are too long for that, wrapped, below them all."""
+def _add_legend(figure: Figure) -> None:
+    """Puts one legend below all panels, and makes room for it: labels may be long."""
     lines = {str(line.get_label()): line for axis in figure.axes for line in axis.lines}
-    if max(map(len, lines)) <= LEGEND_INSIDE:
-        for axis in figure.axes:
-            if axis.lines:
-                axis.legend(fontsize="small")
-        return
     width, height = figure.get_size_inches()
     width = max(width, 6.0)
     texts = [textwrap.fill(label, int((width - 1) / LETTER_INCHES), subsequent_indent="  ") for label in lines]

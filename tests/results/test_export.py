@@ -347,7 +347,7 @@ def test_bad_input_is_one_line(shipped, exported, described, program, tmp_path):
 
     new = tmp_path / "new"
     assert "No checkpoint at" in error(tmp_path, "-o", new)
-    assert "expected a number, such as 1" in error(shipped.run, "-o", new, "--temperature=warm")
+    assert "argument --temperature: invalid float value: 'warm'" in error(shipped.run, "-o", new, "--temperature=warm")
     for wrong in ("0", "-1", "nan", "inf"):
         assert "expected 0.05 to 20" in error(shipped.run, "-o", new, f"--temperature={wrong}")
     assert "pip install tf2onnx" in error(shipped.run, "-o", new, "--onnx")

@@ -238,8 +238,6 @@ def test_long_labels_leave_room_for_the_panels(tmp_path, count):
         axis.get_tightbbox().y0 for axis in figure.axes) + 1  # all of it is visible, and hides nothing
     assert len(legend.get_texts()) == count
     assert all("some_setting_9=" in text.get_text() for text in legend.get_texts())
-    short = plots.curves(find_runs([next(tmp_path.rglob("CSSL_0"))]))
-    assert not short.legends and short.axes[0].get_legend()
 
 
 def test_image_grid():

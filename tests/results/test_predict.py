@@ -155,8 +155,8 @@ def test_conformal_sets_of_a_run(shipped, predictions, program):
     assert len({row["set"] for row in found}) > 1
     error = program(tool.main, shipped.run, folder, "--coverage=0.99", code=2).stderr
     assert "need 99 validation images that were not trained on; there are 60" in error
-    for wrong in ("0", "1.5", "much"):
-        assert "between 0 and 1" in program(tool.main, shipped.run, folder, f"--coverage={wrong}", code=2).stderr
+    for wrong, message in {"0": "between 0 and 1", "1.5": "between 0 and 1", "much": "invalid float value"}.items():
+        assert message in program(tool.main, shipped.run, folder, f"--coverage={wrong}", code=2).stderr
 
 
 @pytest.mark.parametrize("n, coverage, rank", [(9, 0.9, 9), (19, 0.9, 18), (99, 0.99, 99), (10, 0.5, 6)])
