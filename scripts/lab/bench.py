@@ -309,8 +309,6 @@ def start(against: str = "", rounds: int = 3) -> Results:
     """
     roots = {"this checkout": ROOT}
     if against:
-        if not Path(against, "cssl.py").exists():
-            raise UserError(f"--against={against} has no cssl.py: name the root of a checkout.")
         roots["the other"] = Path(against).resolve()
     found = defaultdict(list)
     for _ in range(rounds):

@@ -355,8 +355,6 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
 
 def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Path) -> None:
     document = BENCHMARKS.read_text(encoding="utf-8")
-    if BEGIN not in document or END not in document:
-        raise UserError(f"{BENCHMARKS} has no place for the tables: expected lines {BEGIN} and {END}.")
     before, rest = document.split(BEGIN, 1)
     write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
     for name, figure in figures.items():

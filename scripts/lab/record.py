@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from libml.errors import UserError
 from libml.results.metrics import METRICS
-from libml.run import DAMAGED, Run
+from libml.run import Run
 from libml.writing import write_text
 
 TAGS = (*METRICS, "accuracy/valid", "ece/valid", "monitors/mask", "monitors/alpha", "monitors/pseudo_accuracy",
@@ -43,26 +42,18 @@ def _entry(run: Run) -> dict:
     return entry
 
 
-def _begun(environment: dict) -> float | None:
-    try:
-        return time.mktime(time.strptime(environment["started"], STARTED))
-    except (KeyError, TypeError, ValueError):
-        return None
+def _begun(environment: dict) -> float:
+    return time.mktime(time.strptime(environment["started"], STARTED))
 
 
 def seconds(run: Run) -> float:
-    """Returns the time from the start of a run's last process to its last report; 0 where that is unknown."""
-    begun = _begun(run.described("args/environment.json"))
-    return 0.0 if begun is None or not run.report_file.exists() else max(0.0, run.report_file.stat().st_mtime - begun)
+    """Returns the time from the start of a run's last process to its last report."""
+    return run.report_file.stat().st_mtime - _begun(run.described("args/environment.json"))
 
 
 def _read(file: Path) -> dict[str, dict]:
-    if not file.exists():
-        return {}
-    try:
-        return {entry["path"]: entry for entry in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
-    except (*DAMAGED, TypeError) as error:
-        raise UserError(f"{file} is no record of runs ({error}). Restore it, or name another.") from error
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {entry["path"]: entry for entry in map(json.loads, lines)}
 
 
 def save(runs: Iterable[Run], root: Path, file: Path) -> None:
@@ -91,6 +82,5 @@ def restore(file: Path, root: Path) -> None:
         write_text(folder.report_file, "\n".join(reports) + "\n")
         if "pseudo_labels" in entry:
             folder.write_arrays("pseudo_labels", **entry["pseudo_labels"])
-        begun = _begun(entry["environment"])
-        if begun is not None:
-            os.utime(folder.report_file, (begun + entry["seconds"],) * 2)  # so that `seconds` says the same
+        ended = _begun(entry["environment"]) + entry["seconds"]
+        os.utime(folder.report_file, (ended, ended))  # so that `seconds` says the same

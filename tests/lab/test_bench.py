@@ -62,8 +62,7 @@ def test_predict_compares_equal_predictions():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["methods", "--methods=vat,vatt"], "no method 'vatt'"), (["scale", "--only=width"], "expected names of batch"),
-    (["scale", "--base={"], "--base={: expected"), (["scale", '--base={"width": 3}'], "expected names of batch"),
-    (["start", "--against=/nowhere"], "has no cssl.py")])
+    (["scale", "--base={"], "--base={: expected"), (["scale", '--base={"width": 3}'], "expected names of batch")])
 def test_unknown_names_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         invoke(bench.main, *arguments)

@@ -224,9 +224,6 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
     for axis, other in zip(found, wanted, strict=True):
         for line, expected in zip(axis.lines, other.lines, strict=True):
             np.testing.assert_allclose(line.get_xydata(), expected.get_xydata(), rtol=1e-4)
-    file.write_text("[]\n")
-    with pytest.raises(UserError, match="is no record of runs"):
-        record.restore(file, elsewhere)
 
 
 def test_a_record_keeps_how_long_a_run_took(tmp_path):
@@ -236,8 +233,6 @@ def test_a_record_keeps_how_long_a_run_took(tmp_path):
     record.save(find_runs([path]), tmp_path / "here", tmp_path / "runs.jsonl")
     record.restore(tmp_path / "runs.jsonl", tmp_path / "there")
     assert record.seconds(find_runs([tmp_path / "there"])[0]) == 90
-    (path / "args/environment.json").write_text("{}")
-    assert record.seconds(find_runs([path])[0]) == 0  # unknown
 
 
 @pytest.fixture
@@ -328,8 +323,5 @@ def test_the_script_reports_and_writes(tmp_path, benchmarks):
     assert done.stdout == "Nothing is finished yet.\n"
     done = invoke(evidence.main, "--report", "--recorded", f"--train_dir={elsewhere}")
     assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
-    benchmarks.write_text("no place")
-    with pytest.raises(UserError, match="has no place for the tables"):
-        invoke(evidence.main, "--report", "--write", f"--train_dir={tmp_path}")
     with pytest.raises(UserError, match="Unknown --parts=mnist"):
         invoke(evidence.main, "--parts=mnist")
