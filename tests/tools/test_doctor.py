@@ -112,7 +112,7 @@ def test_steps_that_differ(monkeypatch):
         self.updates.assign_add(len(calls))
         return {"losses/total": tf.constant(0.0)}
 
-    monkeypatch.setattr(tf, "function", lambda function, **options: function)
+    monkeypatch.setattr(doctor.tf, "function", lambda function, **options: function)
     monkeypatch.setattr("cssl.CSSL.train_on_bytes", step)
     monkeypatch.setattr(doctor, "REPEATS", 2)
     with pytest.raises(UserError, match="^3 different ends of 3 equal steps$"):
