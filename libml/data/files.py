@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import stat
-import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -101,11 +100,6 @@ def listing(path: Path, is_csv: bool) -> Listing:
             if (first, other.label) != (part, file.label):
                 raise UserError(f"{other.path} ({first}, class {other.label!r}) and {file.path} ({part}, class "
                                 f"{file.label!r}) are the same file. Leave one of them out.")
-    similar: dict[str, str] = {}
-    for name in files.class_names:
-        other_name = similar.setdefault(unicodedata.normalize("NFKC", name).casefold().strip(), name)
-        if other_name != name:
-            files.notes.append(f"The classes {other_name!r} and {name!r} of {path} look alike; are they one?")
     return files
 
 

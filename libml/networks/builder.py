@@ -153,19 +153,10 @@ def load_weights(body: keras.Model, path: Path, name: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the top, which is not wanted; what is missing is an error
             if path.suffix == ".keras":
-                _copy_weights(keras.saving.load_model(path, compile=False), body)
+                weights = keras.saving.load_model(path, compile=False).weights
+                body.set_weights([v.numpy() for v in weights[:len(body.weights)]])
             else:
                 body.load_weights(path)
     except Exception as error:  # Keras, h5py and zipfile raise many types for files that are something else
         reason = "it is no such file" if isinstance(error, zipfile.BadZipFile) else " ".join(str(error).split())[:200]
         raise UserError(f"The weights in {path} do not fit ({reason}); {expected}.") from error
-
-
-def _copy_weights(whole: keras.Model, body: keras.Model) -> None:
-    """Copies the weights of a model that begins like `body`, or has one within it that does."""
-    shapes = [tuple(v.shape) for v in body.weights]
-    for model in (whole, *(layer for layer in whole.layers if isinstance(layer, keras.Model))):
-        if [tuple(v.shape) for v in model.weights[:len(shapes)]] == shapes:
-            body.set_weights([v.numpy() for v in model.weights[:len(shapes)]])
-            return
-    raise ValueError(f"its {len(whole.weights)} weights have other shapes than the {len(shapes)} wanted")

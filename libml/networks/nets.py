@@ -68,12 +68,10 @@ class Network(keras.Model):
         embedding = noise.dropout(tf.reduce_mean(x, axis=[1, 2]), embedding_dropout)
         if outputs is None:
             return self.classifier(embedding)
-        unknown = set(outputs) - {"logits", "embedding", "map"}
-        if unknown:
-            raise ValueError(f"{self.name} has no output {', '.join(map(repr, sorted(unknown)))}; it has logits, "
-                             "embedding and map, and networks.Heads gives it more.")
         found = {"embedding": embedding, "map": x}
-        return tuple(found[name] if name in found else self.classifier(embedding) for name in outputs)
+        if "logits" in outputs:
+            found["logits"] = self.classifier(embedding)
+        return tuple(found[name] for name in outputs)
 
 
 class ResidualBlock(keras.layers.Layer):

@@ -88,9 +88,9 @@ def test_whose_policy_and_what_is_under_it():
 @pytest.mark.parametrize("text, reason", [
     ("", "1 part instead of 3 or 4"), ("d.d", "2 parts"), ("d.d.d.d.d", "5 parts"), ("d..d", "unknown weak part ''"),
     ("q.d.d", "unknown labeled part 'q'"), ("d.r2_9_50.d", "the weak part cannot"), ("d.d.aa.d", "weak part cannot"),
-    ("d.d.m", "unknown strong part 'm'"), ("d..d.d", "unknown labeled_strong part ''"), ("d.d.r0_9_50", "at least 1"),
-    ("d.d.r2_16_50", "magnitude 16"), ("d.d.r2_0_50", "magnitude 0"), ("d.d.r2_9_101", "cutout of 101%"),
-    ("d.d.rac1", "rac1 draws magnitudes below 1"), ("d.d.rac10", "unknown strong part"),
+    ("d.d.m", "unknown strong part 'm'"), ("d..d.d", "unknown labeled_strong part ''"),
+    *((f"d.d.{policy}", f"unknown strong part '{policy}'") for policy in (
+        "r0_9_50", "r2_16_50", "r2_0_50", "r2_9_101", "rac1", "rac10")),
     ("d.m.d.d", "unknown labeled_strong part 'm'"),
     ("d.d.r2_9", "unknown strong part 'r2_9'"), ("d.d.r2_9_50x", "unknown strong part"), ("D.d.d", "unknown labeled"),
 ])

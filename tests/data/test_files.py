@@ -345,17 +345,15 @@ def test_hidden_and_linked_files_are_passed_over_and_counted(tmp_path, program):
     assert line.count(str(root)) == 3 and line.endswith(", …")  # the first ones
 
 
-def test_names_of_classes_are_utf8_and_look_different(tmp_path, program):
+def test_names_of_classes_are_utf8(tmp_path, program):
     root = tmp_path / "names"
     for name in (b"caf\xe9", b"tea"):
         write(root / "train" / os.fsdecode(name) / "0.png", len(name))
     done = program(CSSL, f"--dataset=folder:{root}", f"--train_dir={tmp_path / 'runs'}", code=2)
     assert "train/caf\\udce9 is not UTF-8. Rename it." in done.stderr and not (tmp_path / "runs").exists()
     (root / "train" / os.fsdecode(b"caf\xe9")).rename(root / "train" / "café")
-    write(root / "train" / "cafe\u0301" / "0.png", 7)  # the same in two code points
     write(root / "test" / "tea" / "0.png", 8)
-    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
-    assert "look alike; are they one?" in done.stderr
+    program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
 
 
 def test_columns_may_be_in_any_order_even_where_a_row_is_short(tmp_path, program):
@@ -596,7 +594,7 @@ def test_folders_and_files_are_looked_at_once(folder, tmp_path, monkeypatch, kin
 
     def counted(function):
         def count(place, *arguments, **options):
-            asked[os.fspath(place)] += 1
+            asked[str(place)] += 1  # or an open folder's number
             return function(place, *arguments, **options)
 
         return count
