@@ -57,12 +57,19 @@ def count_weights(model: keras.Model) -> int:
 
 
 def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """All layers of a functional model, those of models within it too."""
+    """All layers of a model, those of models within it too."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from _layers(layer)
         else:
             yield layer
+
+
+def count_features(network: keras.Model) -> int:
+    """Numbers that the layers of the functional models in a network give for one image: what training keeps of it."""
+    layers = [layer for layer in _layers(network) if not isinstance(layer, keras.layers.InputLayer)]
+    outputs = [shape for layer in layers if hasattr(layer, "output") for shape in tf.nest.flatten(layer.output)]
+    return sum(tf.TensorShape(output.shape[1:]).num_elements() for output in outputs)
 
 
 class Application(Network):
@@ -106,12 +113,6 @@ class Application(Network):
     @property
     def map_shape(self) -> tuple[int, ...]:
         return tuple(self.body.output.shape[1:])
-
-    def count_features(self) -> int:
-        """Numbers that all layers together give for one image: what training keeps of it."""
-        outputs = [shape for layer in _layers(self.body) for shape in tf.nest.flatten(layer.output)
-                   if not isinstance(layer, keras.layers.InputLayer)]
-        return sum(tf.TensorShape(output.shape[1:]).num_elements() for output in outputs)
 
 
 def _application(make: Factory, arch: str, side: int, weights: str, num_classes: int, dropout: float) -> Application:

@@ -43,9 +43,6 @@ class Heads(keras.Model):
             self.heads[name] = head
         self.built = True
 
-    def count_features(self) -> int:
-        return self.network.count_features()
-
     def get_config(self):
         return {name: keras.saving.serialize_keras_object(value) for name, value in (
             ("network", self.network), ("heads", vars(self.given)), ("seed", self.seed))}
@@ -73,9 +70,6 @@ class TeacherAndStudent(keras.Model):
         super().__init__(name=f"{student.name}_with_teacher")
         self.student, self.teacher = student, teacher
         self.built = True
-
-    def count_features(self) -> int:
-        return self.student.count_features() + self.teacher.count_features()
 
     def call(self, images, training=False, seed=None, outputs=None, teacher=False, **options):
         network = self.teacher if teacher else self.student

@@ -34,8 +34,10 @@ def count(config: RunConfig, image_shape: Sequence[int], images: int, model: SSL
     stages: list[tuple[int, int]] = []  # channels, blocks
     if is_application(network.arch):
         if model is not None:
+            from libml.networks.builder import count_features  # needs TensorFlow
+
             weights = sum(math.prod(v.shape) for v in model.network.trainable_variables)
-            maps = model.network.count_features()
+            maps = count_features(model.network)
     elif network.arch == "cnn13":
         stages = [(network.filters * times, 3) for times in (1, 2, 4)]
     else:

@@ -12,6 +12,7 @@ from libml import experiment, networks
 from libml.devices import machine
 from libml.errors import UserError
 from libml.networks import memory
+from libml.networks.builder import count_features
 from libml.run import Run
 from libml.train import Trainer
 
@@ -105,11 +106,11 @@ def test_images_are_counted_as_the_method_makes_them(data, name, options):
 def test_of_ready_networks_it_is_counted_from_their_layers():
     net, shape = tiny(), (8, 8, 3)
     # Rescaling and Normalization 8*8*3 each; conv, BN, ReLU, depthwise, separable, BN, dropout, add 8*8*6 each.
-    assert net.count_features() == 64 * (2 * 3 + 8 * 6)
+    assert count_features(net) == 64 * (2 * 3 + 8 * 6)
     config = RunConfig.of(FixMatch, dataset="digits.1@40-1", arch=SMALL, batch=10, uratio=3)
     model = FixMatch(net, 3, options=config.options)
     weights = sum(np.prod(v.shape) for v in net.trainable_variables)
-    assert memory.count(config, shape, 70, model) == 4 * (5 * weights + 70 * net.count_features())
+    assert memory.count(config, shape, 70, model) == 4 * (5 * weights + 70 * count_features(net))
     assert memory.images_of_update(config, model) == 70
     with pytest.raises(UserError, match="needs about .* batch=10, uratio=3, arch=keras:MobileNet,alpha=0.1 on images "
                                         "of 224x224. Make one of them smaller"):
@@ -119,8 +120,8 @@ def test_of_ready_networks_it_is_counted_from_their_layers():
 
 def test_ready_networks_may_have_heads_and_teachers():
     net = tiny()
-    assert networks.Heads(net, {"rotation": 4}).count_features() == net.count_features()
-    assert networks.TeacherAndStudent(net, tiny()).count_features() == 2 * net.count_features()
+    assert count_features(networks.Heads(net, {"rotation": 4})) == count_features(net)
+    assert count_features(networks.TeacherAndStudent(net, tiny())) == 2 * count_features(net)
 
 
 @pytest.mark.slow
