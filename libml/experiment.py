@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -190,13 +191,14 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
 def _check_callback(hook: keras.callbacks.Callback) -> None:
     """Raises UserError for what a Keras callback would be asked in vain, or would do to the run."""
     name = f"The hook {type(hook).__name__}"
+    for word in ("save_freq", "update_freq"):
+        if getattr(hook, word, "epoch") != "epoch":
+            raise UserError(f"{name} wants to be called at batches ({word}), which train does not do: its epochs are "
+                            "the reports. Leave that out, or use model.fit.")
     own = [vars(hook), *(vars(cls) for cls in type(hook).__mro__ if not cls.__module__.startswith("keras."))]
-    by_batch = [method for method in ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-                if any(method in part for part in own)]
-    by_batch += [word for word in ("save_freq", "update_freq") if getattr(hook, word, "epoch") != "epoch"]
-    if by_batch:
-        raise UserError(f"{name} wants to be called at batches ({by_batch[0]}), which train does not do: its epochs "
-                        "are the reports. Leave that out, or use model.fit.")
+    for method in ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"):
+        if any(method in part for part in own):  # of loggers that many use, beside what they do at epochs
+            warnings.warn(f"{name}: train does not call {method}, as its epochs are the reports.", stacklevel=4)
     if getattr(hook, "restore_best_weights", False) or isinstance(hook, keras.callbacks.BackupAndRestore):
         raise UserError(f"{name} puts other weights into the model than are in the run's checkpoint. Leave "
                         "restore_best_weights and BackupAndRestore out: the same call continues a run, and cssl.open "

@@ -108,7 +108,7 @@ class Run:
         """What args.json says, of any version and method; {} if it is unreadable."""
         try:
             settings = json.loads(self.args.read_text(encoding="utf-8"))
-            if not isinstance(settings, dict) or not all(_is_number(settings.get(name, 1))
+            if not isinstance(settings, dict) or not all(_is_number(settings.get(name, 1)) and settings.get(name, 1) > 0
                                                          for name in ("train_kimg", "batch")):
                 raise ValueError("not a configuration")
         except (OSError, ValueError, RecursionError) as error:

@@ -43,12 +43,13 @@ def test_damaged_checkpoints_do_not_push_out_good_ones(tmp_path):
 
 def test_one_damaged_run_does_not_spoil_a_table(tmp_path):
     for name, args, line in (("a", '{"method": "CSSL", "train_kimg": "x"}', ""),
+                             ("c", '{"method": "CSSL", "train_kimg": 0}', '{"step": 64, "accuracy": 1}'),
                              ("b", '{"method": "CSSL"}', '{"step": Infinity, "accuracy": 1}')):
         (tmp_path / name / "args").mkdir(parents=True)
         (tmp_path / name / "args" / "args.json").write_text(args)
         (tmp_path / name / "metrics.jsonl").write_text(line + "\n")
     found = find_runs([tmp_path])
-    assert [bool(r.problems) for r in found] == [True, True] and not any(r.finished for r in found)
+    assert [bool(r.problems) for r in found] == [True] * 3 and not any(r.finished for r in found)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
