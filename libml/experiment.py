@@ -349,8 +349,6 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
                 f"      cssl-report {path} -o report.html")
 
 
-# Finished runs.
-
 def check_fits(facts: DataFacts, data: SSLData) -> None:
     """Raises UserError if images or classes are not those that a model was trained for; unnamed ones may be any."""
     if data.image_shape != facts.image_shape:

@@ -101,8 +101,6 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    # What it is.
-
     @cached_property
     def settings(self) -> dict:
         """What args.json says, of any version and method; {} if it is unreadable."""
@@ -143,8 +141,6 @@ class Run:
             contents = json.loads((self.path / file).read_text(encoding="utf-8"))
             return contents if isinstance(contents, dict) else {}
         return {}
-
-    # Its reports.
 
     @property
     def reports(self) -> list[dict]:
@@ -214,8 +210,6 @@ class Run:
         except DAMAGED as error:
             raise UserError(f"{paths[0]} is damaged ({error}). Continue the run: the next report writes it again.") \
                 from error
-
-    # Its model.
 
     @cached_property
     def checkpoint(self) -> str:
@@ -292,8 +286,6 @@ class Run:
         from libml.results import export
 
         return export.export_run(self, Path(folder), temperature=temperature, onnx=onnx, force=force)
-
-    # What training writes.
 
     def claim(self, config: RunConfig, environment: dict, facts: dict | None = None) -> None:
         """Writes the configuration and what is known of the data; refuses a folder with another run's."""
@@ -382,8 +374,6 @@ class Run:
         with writing(self.log_file), self.log_file.open("a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(text + "\n")
 
-    # Checkpoints.
-
     def checkpoints(self) -> list[str]:
         """Returns the prefixes of the checkpoints, oldest first, by their files."""
         return [self.checkpoint_at(number) for number, files in self._checkpoint_files() if len(files) == 2]
@@ -426,8 +416,6 @@ class Run:
                 with writing(Path(file)):
                     os.replace(file, f"{file}.damaged")
 
-
-# From places to runs.
 
 def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
     """Returns the runs (folders with args/args.json) at or below the given folders or globs, each once, by path."""
@@ -493,8 +481,6 @@ def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None
         experiment.check_fits(run.facts, data)
     return run
 
-
-# Reading reports.
 
 def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
     """Returns the reports of metrics.jsonl by step, and what is wrong with it."""

@@ -101,8 +101,6 @@ class Trainer:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         self.run.log(text)
 
-    # From where the run left off.
-
     def restore(self) -> int:
         """Continues from the newest readable checkpoint; returns the number of updates done."""
         path = None
@@ -164,8 +162,6 @@ class Trainer:
                                    if isinstance(value, int | float) and tag != "step")
                 tf.summary.experimental.write_raw_pb(summary, step=report["step"])
             self._writer.flush()
-
-    # Steps.
 
     def _try_jit(self, updates: int) -> None:
         """Compiles the step before anything depends on it; goes on without XLA if it cannot."""
@@ -264,8 +260,6 @@ class Trainer:
         with suppress(OSError):
             bar.update(count)
             bar.set_postfix({"epoch": f"{self.updates * self.batch * ratio / len(pool):.1f}", **shown})
-
-    # Between steps.
 
     def _means(self) -> dict[str, float]:
         """The logged scalars, averaged over the updates since the last report."""

@@ -1,6 +1,4 @@
 """Files that are whole whenever they can be seen, and one clear line where the file system refuses."""
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -96,8 +96,6 @@ def onednn_is_on() -> bool:
     return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
 
 
-# Strategies.
-
 def communication(options: ScaleOptions, gpus: int) -> str:
     """Returns by what replicas exchange, where each process has so many GPUs: TensorFlow itself would not take NCCL
     between machines."""

@@ -1,6 +1,4 @@
 """Who may write into a folder: one process, of this machine or another that shares it."""
-from __future__ import annotations
-
 import json
 import os
 import socket

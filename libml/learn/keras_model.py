@@ -127,8 +127,6 @@ class KerasModel(_KerasModel):
         """The constructor's arguments by name."""
         return self._hidden.given
 
-    # Training with Keras's loop.
-
     def compile(self, *arguments, run_eagerly: bool = False, steps_per_execution: int = 1, **others) -> None:
         """Prepares `fit`, which also does it itself; loss, optimizer and their options belong to the method."""
         refused = [*map(repr, arguments), *(name for name, value in others.items() if value is not None)]
@@ -258,8 +256,6 @@ class KerasModel(_KerasModel):
         """What Keras resets when an epoch begins."""
         return list(self._hidden.means.values())
 
-    # Images in.
-
     @property
     def image_shape(self) -> tuple:
         """Of the images that the model takes: height, width, channels; None for what is not fixed."""
@@ -348,8 +344,6 @@ class KerasModel(_KerasModel):
 
         scores = metrics.scores(tf.nn.softmax(logits).numpy(), labels)
         return {"loss": scores["nll"], **scores}
-
-    # Files.
 
     def save(self, filepath, *arguments, **named) -> None:
         """Writes all that `cssl.load_model` needs to go on: as Keras has it, to a .keras file."""

@@ -222,7 +222,7 @@ class SSLModel(KerasModel):
         _check_returned(self, output, "compute_losses", LossOutput)
         return step.gradients(tape, output.loss, step.weights), output
 
-    # What losses are made of.
+    # What losses and programs use.
 
     def forward_together(self, views: dict, step: Step, outputs: tuple[str, ...] | None = None) -> tuple:
         """Logits of labelled, weak and strong views from one forward pass, the weak ones repeated for K strong views.
@@ -263,8 +263,6 @@ class SSLModel(KerasModel):
         of the members of `losses.project_possibility`. `q` are the averaged model's predictions [N, C].
         """
         return {}
-
-    # Views.
 
     def step_seed(self, updates: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
@@ -309,8 +307,6 @@ class SSLModel(KerasModel):
             views["probe"] = {"images": augment.to_float(probed[0]), "policy": probed[1]}
         return views | {key: batch[key] for key in ("labeled_index", "unlabeled_index") if key in batch}
 
-    # Updates.
-
     def train_on_bytes(self, batch: dict) -> Scalars:
         """Runs one update on a batch of uint8 images; returns scalars to log, equal on all replicas."""
         state = self.update.read()
@@ -328,8 +324,6 @@ class SSLModel(KerasModel):
         state = self.update.read()
         _, scalars = self.update.next_state(self.update.pack(state), self.make_views(batch, state))
         return scalars["losses/total"]
-
-    # Inference.
 
     def infer(self, images: tf.Tensor, ema: bool = True,
               values: tuple[list[tf.Tensor], list[tf.Tensor]] | None = None) -> tf.Tensor:
@@ -389,8 +383,6 @@ class SSLModel(KerasModel):
 
         return export.export(self, data.class_names, lambda: data, Path(folder), temperature=temperature, onnx=onnx,
                              origin={"method": type(self).__name__, "dataset": data.name}, force=force)
-
-    # State.
 
     def checkpoint_items(self) -> dict[str, tf.Variable | list[tf.Variable]]:
         """Returns everything that the rest of a training run depends on, as trackable objects."""

@@ -143,8 +143,6 @@ class Update:
                               for name in self.groups}
         self.compiled = tf.function(self.backward, jit_compile=True, autograph=False)
 
-    # State.
-
     def _variables(self) -> State:
         items = self.model.checkpoint_items()
         method = {name: items.pop(f"state_{name}") for name in self.model.method_state}
@@ -182,8 +180,6 @@ class Update:
         return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
                      self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
                      state.others)
-
-    # From one state to the next.
 
     def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
         """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
