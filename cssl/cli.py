@@ -152,7 +152,7 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
     try:
         experiment.train(config, network=network, strong=strong, environment=os.environ)
     except Interrupted as interrupted:
-        return 128 + interrupted.signum
+        return 128 + interrupted.args[0]
     return 0
 
 

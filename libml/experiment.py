@@ -120,7 +120,6 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
     """Trains a run to its end, from wherever its folder left off. Raises Interrupted after SIGTERM or SIGINT.
 
     Args:
-        config: what to train.
         data: images that the program has at hand, instead of those of `config.data.dataset`.
         network: a function of num_classes and image_shape that returns a Keras classifier from float images in [-1, 1]
             to logits, instead of `config.network`. A run knows it by name, layers and weights, not by what `call` does.

@@ -50,7 +50,6 @@ DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.err
 
 
 def abridged(names: Sequence[str]) -> str:
-    """Lists the first of many names."""
     return ", ".join(names[:12]) + (f", … ({len(names)})" if len(names) > 12 else "")
 
 
@@ -76,7 +75,6 @@ class Run:
     """A run of `train`, finished or not. What is not at hand (config, data, model) is read when it is asked for.
 
     Args:
-        path: its folder.
         checkpoint: prefix of the checkpoint that the model is read from; the newest by default.
         method: returns a method's class by its name.
         data_dir: folder of the TFDS datasets; that of the run by default.
@@ -213,7 +211,6 @@ class Run:
 
     @cached_property
     def checkpoint(self) -> str:
-        """The prefix of the checkpoint that the model is read from."""
         checkpoints = [self._checkpoint] if self._checkpoint else self.checkpoints()
         if not checkpoints:
             raise UserError(f"{self.path} has no checkpoint yet: training writes one every --save_kimg.")

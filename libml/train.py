@@ -41,11 +41,7 @@ Hook: TypeAlias = "Callable[[Trainer, dict], None] | keras.callbacks.Callback"
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop; it has saved its state."""
-
-    def __init__(self, signum: int):
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
+    """A signal, whose number it has, asked the run to stop, which has saved its state."""
 
 
 @contextmanager

@@ -72,8 +72,7 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
 
 
 def _check_jobs(jobs: dict, task: dict) -> None:
-    """Raises one of the errors that `find_cluster` catches unless this is a cluster of workers, at most one of them the
-    chief, or nothing."""
+    """Raises an error that `find_cluster` catches unless this is nothing, or workers and at most one chief."""
     if jobs == {}:
         return
     unknown = sorted({*jobs, task["type"]} - {"chief", "worker"})

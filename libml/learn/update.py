@@ -246,7 +246,6 @@ class Update:
         return [*weights.values()], [*slots.values()]
 
     def weights_after(self, name: str, state: State, gradients: Sequence[tf.Tensor]) -> Tensors:
-        """See `Step.updated_weights`."""
         own, by_position = self.vectors[name], dict(zip(self.groups[name].indices, gradients, strict=True))
         along = dict(zip(own, self.weights.pack(by_position, own), strict=True))
         weights, _ = self._take_steps([name], self.pack(state), along, {"losses/total": tf.zeros([])})
