@@ -171,7 +171,6 @@ def evaluate(config: RunConfig, network: Callable | None = None) -> int:
                             f"{stored[option]}: leave it out.")
     if "dataset" in config.given:  # other images for the same network, or the run's own as they are now
         run.data = experiment.load(run.config.replace(dataset=config.data.dataset))
-        experiment.check_fits(run.facts, run.data)
     scores, updates = run.evaluate(), int(run.model.updates.numpy())
     print(table_of_scores(f"{run.checkpoint}: {run.method} on {run.data.name}, {updates} updates", scores, run.data))
     return 0
