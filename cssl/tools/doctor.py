@@ -148,10 +148,6 @@ def repeated_steps(device: str) -> str:
             f"held {held / whole:.0%}")
 
 
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(np.subtract(a, b, dtype=np.float64)).max() / (np.abs(b).max() or 1))
-
-
 def pillow(device: str) -> str:
     """Every operation of CTAugment, RandAugment and AutoAugment makes the pixels that Pillow makes."""
     from libml.augment import AUTO_OPS, OPS, Augmenter
@@ -218,7 +214,8 @@ def several_devices(devices: str) -> str:
                for name, array in views.items()}})
         scope.run(tf.function(model.train_on_views, autograph=False), args=(given,))
         changes.append(np.concatenate([variable.numpy().ravel() for variable in network.trainable_variables]) - before)
-    largest = _relative(*changes)
+    alone, together = changes
+    largest = float(np.abs(together - alone).max() / np.abs(alone).max())
     text = f"changes of weights by {replicas} devices and by one differ by at most {largest:.1e} of the largest"
     if not largest <= GPU_TOLERANCE:
         raise UserError(text)
