@@ -251,7 +251,6 @@ class Augmenter(tf.Module):
         return tf.concat([ctaugment.hits(policy), proximity], -1)
 
     def updated_rates(self, lessons: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
-        """The rates after `lessons`, those of all replicas."""
         return ctaugment.updated_rates(rates, lessons[:, :-1], lessons[:, -1], self.decay)
 
 

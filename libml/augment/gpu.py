@@ -79,7 +79,6 @@ def kernels_for(node: tf.compat.v1.NodeDef) -> list:
 
 
 def devices_of(node: tf.compat.v1.NodeDef) -> set[str]:
-    """The kinds of devices for which there is one of them."""
     return {kernel.device_type for kernel in kernels_for(node)}
 
 

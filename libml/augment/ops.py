@@ -33,8 +33,6 @@ def _op(bins: Sequence[int], pillow: Callable, graph: Callable, parameters: int 
     return Op(tuple(bins), pillow, lambda images, params: graph(images, *(params[:, i] for i in range(count))), count)
 
 
-# CTAugment.
-
 def _blended(pillow: Callable, graph: Callable) -> Op:
     return _op([17], lambda x, u: Image.blend(x, pillow(x), u), lambda x, u: kernels.blend(x, graph(x), u))
 

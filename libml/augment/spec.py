@@ -59,12 +59,10 @@ class AugmentSpec:
 
     @property
     def labeled_policy(self) -> bool:
-        """Whether the labelled images train on a policy."""
         return self.labeled not in _WEAK
 
     @property
     def uses_ctaugment(self) -> bool:
-        """Whether a strong part is CTAugment."""
         return "d" in (self.strong, self.labeled_strong)
 
     def under(self, part: str) -> tuple[str, str]:

@@ -103,8 +103,6 @@ def listing(path: Path, is_csv: bool) -> Listing:
     return files
 
 
-# Folders.
-
 class _Walk:
     """Looks into folders and remembers what it passes over."""
 
@@ -208,8 +206,6 @@ def _list_folder(path: Path) -> Listing:
     return Listing(path, parts, names, [str(walk)] if walk.passed else [])
 
 
-# CSV files.
-
 def _list_csv(path: Path) -> Listing:
     """Reads rows of file, label and perhaps split, in these columns unless a header names others; names of files are
     relative to the CSV file's folder."""
@@ -280,8 +276,6 @@ def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
             return part, _file(label, path, status)
     raise ValueError(f"there is no file {path!r}; names are relative to {start}")
 
-
-# What suits them.
 
 FEW = 5000  # images, for which the paper's network and length would be a waste
 

@@ -23,8 +23,6 @@ CACHE_NAME = f"{cache.NAME}-1"  # the number changes when the stored arrays chan
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a dataset."""
-
     images: np.ndarray  # [N, H, W, 3] uint8 for training, labelled ones and others; often memory-mapped
     labels: np.ndarray  # [N] int64, -1 where the class is not known
     test_images: np.ndarray  # [M, H, W, 3] uint8

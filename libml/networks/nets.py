@@ -46,7 +46,6 @@ class Network(keras.Model):
 
     @property
     def map_shape(self) -> tuple[int, ...]:
-        """The shape of the feature map of one image."""
         assert self.image_shape is not None
         found, = self(np.zeros((1, *self.image_shape), np.float32), outputs=("map",))
         return tuple(found.shape[1:])
