@@ -444,19 +444,20 @@ def _runs_below(place: str) -> Iterator[Path]:
 
 def find_checkpoint(text: str | Path) -> str:
     """Returns the prefix of a checkpoint by its file, or of the newest in a run, its folder tf, or above a lone run."""
-    path, prefixes = files.expand("eval_ckpt", str(text)), list[str]()
+    path, prefixes, lost = files.expand("eval_ckpt", str(text)), list[str](), ""
     if path.is_dir():
         runs = [args.parent.parent for args in sorted(path.rglob("args/args.json"))]
         if len(runs) > 1:
             raise UserError(f"{text} holds {len(runs)} runs; name one of them, such as {runs[0]}.")
         path = runs[0] if runs else path
         run = Run(path.parent if path.name == "tf" else path)
-        prefixes = run.checkpoints()
-        if lost := prefixes and run.lost_checkpoint():
+        prefixes, lost = run.checkpoints(), run.lost_checkpoint()
+        if prefixes and lost:
             print(f"warning: {printable(lost)}", file=sys.stderr, flush=True)
     prefix = prefixes[-1] if prefixes else str(path).removesuffix(".index").removesuffix(".data-00000-of-00001")
     if not Path(prefix + ".index").exists():
-        raise UserError(f"No checkpoint at {text}: expected a run folder, its tf folder, or a file such as "
+        reason = f" ({lost})" if lost else ""
+        raise UserError(f"No checkpoint at {text}{reason}: expected a run folder, its tf folder, or a file such as "
                         "tf/model.ckpt-65536.index.")
     return prefix
 

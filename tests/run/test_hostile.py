@@ -307,6 +307,9 @@ def test_a_checkpoint_that_lacks_a_file_is_named(run, kind, capsys, program):
     assert line in output and f"Continuing from {run / 'tf' / older}" in output
     assert theirs.exists() and len(list((run / "tf").glob("events*"))) == 2
     assert not Run(run).lost_checkpoint()
+    for file in (run / "tf").glob(f"model.ckpt-*.{kind}*"):
+        file.unlink()
+    assert f"lacks its {kind} file; none is used" in program(CSSL, f"--eval_ckpt={run}", code=2).stderr
 
 
 @pytest.mark.parametrize("part", ["tf", "stats", "args"])
