@@ -67,10 +67,11 @@ class Network(keras.Model):
         embedding = noise.dropout(tf.reduce_mean(x, axis=[1, 2]), embedding_dropout)
         if outputs is None:
             return self.classifier(embedding)
+        if unknown := set(outputs) - {"logits", "embedding", "map"}:
+            raise ValueError(f"{self.name} has no output {', '.join(map(repr, sorted(unknown)))}; it has logits, "
+                             "embedding and map, and networks.Heads gives it more.")
         found = {"embedding": embedding, "map": x}
-        if "logits" in outputs:
-            found["logits"] = self.classifier(embedding)
-        return tuple(found[name] for name in outputs)
+        return tuple(found[name] if name in found else self.classifier(embedding) for name in outputs)
 
 
 class ResidualBlock(keras.layers.Layer):
