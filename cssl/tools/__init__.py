@@ -21,7 +21,6 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as all programs here do."""
 
     def error(self, message: str) -> NoReturn:
-        """Called by `parse_args`."""
         raise UserError(f"{message} (--help lists the flags)")
 
 

@@ -38,7 +38,6 @@ def prepare(name: str, data_dir: Path) -> None:
 
 
 def main() -> None:
-    """Prepares the datasets named on the command line, all of the paper's by default."""
     parser = tools.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")

@@ -245,7 +245,6 @@ def child(task: str, device: str) -> None:
 
 
 def program_of(task: str, device: str) -> list[str]:
-    """Returns the command line of a process that calls `child`."""
     return [sys.executable, "-c", f"from cssl.tools import doctor; doctor.child({task!r}, {device!r})"]
 
 
@@ -265,7 +264,6 @@ def in_child(task: str, device: str) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """Prints facts and checks as the command line asks; returns the exit code."""
     parser = tools.parser(__doc__)
     parser.add_argument("--fast", action="store_true", help="leave out what XLA has to compile")
     args = parser.parse_args()

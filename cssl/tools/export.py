@@ -17,7 +17,6 @@ from libml.results.metrics import METRICS, WHERE
 
 
 def table(scores: dict) -> str:
-    """Formats the scores before and after temperature scaling."""
     lines = [f"{'':<22}" + "".join(f"{metric.title:>14}" for metric in METRICS.values())]
     for part, by_time in scores.items():
         for when, values in by_time.items():
@@ -27,7 +26,6 @@ def table(scores: dict) -> str:
 
 
 def main() -> None:
-    """Exports the run named on the command line."""
     parser = tools.parser(__doc__)
     parser.add_argument("run", help="run folder, or a checkpoint in it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder that is made")

@@ -27,7 +27,6 @@ MAX_PER_CLASS = 25  # images in the contact sheet
 
 
 def describe(dataset: SSLData) -> dict:
-    """Returns the JSON object of a dataset."""
     parts = {"": dataset.labels, "labeled_": dataset.labeled_classes, "valid_": dataset.labels[dataset.valid],
              "test_": dataset.test_labels}
     counts = {f"{part}class_counts": np.bincount(labels[labels >= 0], minlength=dataset.num_classes).tolist()
@@ -40,7 +39,6 @@ def describe(dataset: SSLData) -> dict:
 
 
 def main() -> None:
-    """Prints or draws the dataset named on the command line."""
     parser = tools.parser(__doc__)
     parser.add_argument("--dataset", required=True, help=GRAMMAR)
     parser.add_argument("--data_dir", type=Path, default=cli.default_data_dir(), help="default: %(default)s")

@@ -35,7 +35,6 @@ def plot(kind: str, runs: list[Run], tags: list[str]) -> Figure:
 
 
 def main() -> None:
-    """Plots the figure asked for on the command line."""
     parser = tools.parser(__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("runs", nargs="+", help="run folders, folders above them, or globs")

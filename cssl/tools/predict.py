@@ -49,7 +49,6 @@ def csv_line(cells: Iterable[object]) -> str:
 
 
 def main() -> None:
-    """Prints what the command line asks for."""
     parser = tools.parser(__doc__)
     parser.add_argument("run", help="run folder, checkpoint, or folder of an export")
     parser.add_argument("files", nargs="+", help="image files, or folders that are searched for them")

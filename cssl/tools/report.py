@@ -35,7 +35,6 @@ def text(value: object) -> str:
 
 
 def table(lines: list[list[str]]) -> str:
-    """Formats a header and rows."""
     cells = ("th", *["td"] * (len(lines) - 1))
     rows = ("".join(f"<{cell}>{text(value)}</{cell}>" for value in line)
             for cell, line in zip(cells, lines, strict=True))
@@ -43,7 +42,6 @@ def table(lines: list[list[str]]) -> str:
 
 
 def note(message: object) -> str:
-    """Formats a remark."""
     return f'<p class="note">{text(message)}</p>'
 
 
@@ -77,7 +75,6 @@ class Samples:
         self.known, self.right = labels >= 0, q.argmax(1) == labels
 
     def best(self, p: np.ndarray) -> str:
-        """The two most probable classes of a distribution."""
         return ", ".join(f"{self.names[c]}&nbsp;{p[c]:.2f}" for c in np.argsort(-p, kind="stable")[:2])
 
     def card(self, index: int, below: str) -> str:
@@ -127,7 +124,6 @@ def pseudo_labels(run: Run, images: bool) -> str:
 
 
 def test_images(run: Run) -> str:
-    """Shows sampled test images."""
     images, index = run.arrays("test_samples", ("images", "index")).values()
     p, labels = run.arrays("predictions", ("probabilities", "labels")).values()
     names = run.arrays("pseudo_labels", ("class_names",))["class_names"]
@@ -233,7 +229,6 @@ def page(runs: list[Run], title: str, images: bool = True) -> str:
 
 
 def main() -> None:
-    """Writes the page asked for on the command line."""
     parser = tools.parser(__doc__, runs=True)
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="default: %(default)s")
     parser.add_argument("--title", default="Semi-supervised learning runs")

@@ -42,14 +42,12 @@ class Job:
     flags: tuple[tuple[str, object], ...]
 
     def arguments(self) -> list[str]:
-        """Returns the arguments of `python`."""
         return ["-m", f"cssl.{cssl.methods()[self.method]}", *(f"--{name}={value}" for name, value in self.flags)]
 
     def __str__(self) -> str:
         return "python " + shlex.join(self.arguments())
 
     def config(self) -> RunConfig:
-        """Returns the run's configuration."""
         return cli.configuration(cssl.method(self.method), self.arguments()[1:])
 
     def finished(self) -> Run | None:
@@ -123,7 +121,6 @@ def run_all(todo: list[Job], at_once: int = 1, keep: Callable[[Run], None] | Non
 
 
 def main() -> int:
-    """Does what the command line says."""
     argv, extra = split_flags(sys.argv[1:])
     parser = tools.parser(__doc__)
     parser.add_argument("--table", required=True, choices=(*paper.TABLES, "all"))

@@ -25,7 +25,6 @@ MAX_SEEDS = 10_000
 
 
 def seed_list(text: str) -> list[int]:
-    """Parses 1-5 or 1,2,4."""
     seeds: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item)
@@ -37,7 +36,6 @@ def seed_list(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Prints the table asked for on the command line."""
     parser = tools.parser(__doc__, runs=True)
     parser.add_argument("--metric", default="error", help=f"one or more, with commas between, of {metrics.listed()}")
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), default="markdown")

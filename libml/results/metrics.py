@@ -19,7 +19,6 @@ class Reliability:
 
 
 def _mean(values: np.ndarray) -> float:
-    """The mean; NaN of nothing."""
     return float(values.mean()) if len(values) else float("nan")
 
 
@@ -138,5 +137,4 @@ def shown(tag: str) -> Shown:
 
 
 def listed() -> str:
-    """Names the tags that tables know."""
     return f"{', '.join(['error', *METRICS])}, the latter also with /{', /'.join(WHERE)} behind them"

@@ -26,12 +26,10 @@ class Column(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Dataset and labels, in words."""
         return f"{self.dataset}, {self.labels or 'all'} labels"
 
     @property
     def title(self) -> str:
-        """Place and metric, in words."""
         return f"{self.place}, {shown(self.metric).column}"
 
 

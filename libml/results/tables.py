@@ -30,7 +30,6 @@ def format_mean(mean: float | None, std: float | None, digits: int) -> str:
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """Formats a header and rows as a Markdown table."""
     lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -54,7 +53,6 @@ class Summary(NamedTuple):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The split seeds that have a value."""
         return tuple(self.by_seed)
 
 
@@ -181,7 +179,6 @@ def differences(grid: Grid, reference: str) -> dict[tuple[str, Column], Differen
 
 
 def table_of_differences(found: Mapping[tuple[str, Column], Difference], reference: str) -> list[list[str]]:
-    """Returns differences as text: a header line, then a line per row and column."""
     lines = [["method", "column", f"difference to {reference}", "95 % interval", "above in", "seeds"]]
     for (row, column), difference in found.items():
         digits = metrics.shown(column.metric).digits
@@ -201,7 +198,6 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Ours - paper."""
         return self.ours.mean - self.theirs.mean if self.theirs else math.nan
 
     @property
@@ -211,7 +207,6 @@ class Comparison(NamedTuple):
 
     @property
     def deviations(self) -> str:
-        """The settings in which our runs differ from the paper's, in words."""
         found = self.near.deviations.items() if self.near else ()
         return ", ".join(f"{key} {ours} instead of {theirs}" for key, (ours, theirs) in found)
 
@@ -257,7 +252,6 @@ def numbers_of(grid: Grid) -> list[list]:
 
 
 def table_of_comparisons(comparisons: list[Comparison]) -> list[list[str]]:
-    """Returns comparisons as text: a header line, then a line per cell."""
     lines = [["method", "column", "seeds", "ours", "paper", "difference", "within 2 std", "paper's row", "deviations"]]
     for line in comparisons:
         tag, near = line.column.metric, line.near

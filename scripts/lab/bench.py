@@ -365,7 +365,6 @@ def _passes(model, batch) -> float:
 
 
 def main() -> None:
-    """Measures what the command line names."""
     parser = tools.parser(__doc__)
     commands = parser.add_subparsers(required=True, dest="benchmark", metavar="BENCHMARK")
     for function in (augment, data, peers, predict, scale, start, methods):

@@ -363,7 +363,6 @@ def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Pat
 
 
 def main() -> int:
-    """The program."""
     parser = tools.parser(__doc__)
     parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in ("pilot", "methods")),
                         help=f"of {', '.join(PARTS)}; default: %(default)s")

@@ -109,8 +109,6 @@ def operations(instruction: Instruction, others: dict[str, Instruction]) -> int:
 
 @dataclass
 class Cost:
-    """What a module costs on a GPU."""
-
     launches: int = 0
     unknown: int = 0  # loops of unknown length, and branches: the host has to ask
     operations: int = 0
@@ -174,7 +172,6 @@ def export(whole: bool, filters: int, precision: str, recompute: bool, **options
 
 
 def make_environment() -> None:
-    """Makes the environment with XLA for GPUs if it is not there."""
     complete = ENVIRONMENT / "complete"
     if not complete.exists():
         for command in ([sys.executable, "-m", "venv", ENVIRONMENT],
@@ -198,7 +195,6 @@ def compiled(gpu: str, hlo: bytes, folder: Path) -> tuple[str, int]:
 
 
 def main() -> int:
-    """Does what the command line says."""
     parser = tools.parser(__doc__)
     parser.add_argument("--only", default="", help="steps that have this in their name")
     args = parser.parse_args()

@@ -26,7 +26,6 @@ def _short(value: float | None, digits: int = 5) -> float | None:
 
 
 def _entry(run: Run) -> dict:
-    """Returns what is kept of a run, reports by tag."""
     facts = run.described("args/environment.json")
     columns = {tag: [report.get(tag) for report in run.reports] for tag in TAGS}
     columns |= {f"credal/{name}": [report.get("credal", {}).get(name) for report in run.reports] for name in CREDAL}

@@ -115,7 +115,6 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
 
 
 def main() -> None:
-    """Runs the example and prints the table."""
     parser = tools.parser(__doc__)
     parser.add_argument("--reading", choices=tuple(READINGS), default="pooled")
     parser.add_argument("--repetitions", type=int, help="data sets to draw (default: 24; for `full`, 8)")

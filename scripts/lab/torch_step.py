@@ -13,8 +13,6 @@ def conv(channels: int, filters: int, size: int, stride: int = 1) -> nn.Module:
 
 
 class Block(nn.Module):
-    """A residual block, batch normalisation and activation first."""
-
     def __init__(self, channels: int, filters: int, stride: int, activate_shortcut: bool):
         super().__init__()
         self.norm1, self.conv1 = nn.BatchNorm2d(channels, 1e-3, 1e-3), conv(channels, filters, 3, stride)

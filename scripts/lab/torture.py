@@ -87,7 +87,6 @@ def differing_bits(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> t
 
 
 def main() -> int:
-    """Does what the command line says."""
     parser = tools.parser(__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=Path("torture"))
