@@ -94,7 +94,6 @@ class Run:
         self._checkpoint, self._method, self._data_dir = checkpoint, method, data_dir
         at_hand = {"config": config, "data": data, "model": model}
         self.__dict__ |= {name: value for name, value in at_hand.items() if value is not None}
-        self._reports: list[dict] | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -140,26 +139,23 @@ class Run:
             return contents if isinstance(contents, dict) else {}
         return {}
 
-    @property
+    @cached_property
     def reports(self) -> list[dict]:
         """The reports by step, from metrics.jsonl or, where that is absent or damaged, from the event files."""
-        if self._reports is None:
-            self.read()
-        assert self._reports is not None
-        return self._reports
-
-    def read(self) -> Run:
-        """Reads configuration and reports anew; what is damaged becomes an entry of `problems`."""
-        self.problems = []
-        self.__dict__.pop("settings", None)
-        self.settings  # noqa: B018 - for its problems
         by_step, damages = _read_log(self.report_file) if os.path.exists(self.report_file) else ({}, [])
         if damages or not by_step:
             by_step = {**_read_events(self.checkpoint_dir), **by_step}
             self.problems += damages
         if not by_step:
             self.problems.append("no reports yet")
-        self._reports = [by_step[step] for step in sorted(by_step)]
+        return [by_step[step] for step in sorted(by_step)]
+
+    def read(self) -> Run:
+        """Reads configuration and reports anew; what is damaged becomes an entry of `problems`."""
+        self.problems = []
+        for name in ("settings", "reports"):
+            self.__dict__.pop(name, None)
+            getattr(self, name)
         return self
 
     @property
@@ -347,7 +343,7 @@ class Run:
                 copies = len(list(self.path.glob(f"{self.report_file.name}.damaged*")))
                 shutil.copy2(self.report_file, self.path / f"{self.report_file.name}.damaged{copies or ''}")
         write_text(self.report_file, "".join(json.dumps(report) + "\n" for report in kept))
-        self._reports = kept
+        self.reports = kept
         return kept
 
     def write_arrays(self, name: str, **arrays: Any) -> None:
@@ -493,12 +489,11 @@ def _read_log(path: Path) -> tuple[dict[int, dict], list[str]]:
             continue
         try:
             report = json.loads(line)
-            scores = [report[tag] / most for tag, most in SCORES.items() if _is_number(report.get(tag))]
-            if not scores or any(score < 0 or score > 1 for score in scores):
+            step, scores = report["step"], [report[tag] / most for tag, most in SCORES.items()
+                                            if _is_number(report.get(tag))]
+            if not scores or any(score < 0 or score > 1 for score in scores) or not _is_number(step) or not step >= 0:
                 raise ValueError
-            if not (_is_number(report["step"]) and report["step"] >= 0):
-                raise ValueError
-            reports[int(report["step"])] = report  # a resumed run repeats steps: the later report counts
+            reports[int(step)] = report  # a resumed run repeats steps: the later report counts
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             problems.append(f"{path.name}, line {number} is unreadable")
     return reports, problems

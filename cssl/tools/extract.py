@@ -20,18 +20,17 @@ def main(metric: str = "accuracy") -> int:
     args = parser.parse_args()
     failed = False
     for run in find_runs(args.runs):
-        path, written, problems = run.path, None, list(run.problems)
         try:
-            written = run.write_stats([args.metric]).get(args.metric)
-            problems += [] if written else [f"no {args.metric} to extract"]
+            written = run.write_stats([args.metric])
+            if not written:
+                raise UserError(f"no {args.metric} to extract")
+            values = " ".join(f"{key} {value:.4f}" for key, value in written[args.metric].items())
+            tools.show(f"{run.path}: {values}" + ("" if run.finished else f"  unfinished: {run.progress()}"))
         except UserError as error:  # the others' are written all the same
-            problems.append(str(error))
-        if written:
-            state = "" if run.finished else f"  unfinished: {run.progress()}"
-            tools.show(f"{path}: " + " ".join(f"{key} {value:.4f}" for key, value in written.items()) + state)
-        for problem in problems:
-            print(f"warning: {printable(f'{path}: {problem}')}", file=sys.stderr)
-        failed |= not written
+            run.problems.append(str(error))
+            failed = True
+        for problem in run.problems:
+            print(f"warning: {printable(f'{run.path}: {problem}')}", file=sys.stderr)
     return int(failed)
 
 

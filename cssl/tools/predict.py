@@ -13,8 +13,9 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import cssl
 from cssl import cli, tools
@@ -38,14 +39,11 @@ def to_csv(records: list[dict], escape: Callable[[str], str] = str) -> str:
             record["set"] = "|".join(map(quoted, record["set"]))
         rows.append({escape(name): escape(value) if isinstance(value, str) else value
                      for name, value in (record | row).items()})
-    return "".join(map(csv_line, [rows[0], *(row.values() for row in rows)]))
-
-
-def csv_line(cells: Iterable[object]) -> str:
-    """Formats a row of CSV. What ends a line here or elsewhere is quoted: csv looks for the letters of its own end."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerow(cells)
-    return text.getvalue().removesuffix("\r\n") + "\n"
+    lines: list[str] = []  # csv quotes what holds a letter of its own end of lines, \r\n, and writes line by line
+    writer = csv.DictWriter(SimpleNamespace(write=lambda line: lines.append(line.removesuffix("\r\n") + "\n")), rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return "".join(lines)
 
 
 def main() -> None:
