@@ -1,12 +1,6 @@
 """Measures speed and memory of this program's parts.
 
-    python scripts/lab/bench.py augment   # the strong view in the graph against a plain Pillow loop
-    python scripts/lab/bench.py data      # the input pipeline alone
-    python scripts/lab/bench.py peers     # a whole step against bare steps of Keras and PyTorch
-    python scripts/lab/bench.py predict   # classified image files against Keras's predict
-    python scripts/lab/bench.py scale     # a step over batch, width, image size, replicas, workers, precision, XLA …
-    python scripts/lab/bench.py start     # the time to the first report, beside another checkout's
-    python scripts/lab/bench.py methods   # a step of each method against FixMatch's
+    python scripts/lab/bench.py augment|data|peers|predict|scale|start|methods [--json] [FLAGS]
 
 Contenders take turns, and the best of several rounds counts: a busy machine is unfair to all alike. Each benchmark
 prints a table, or with --json a JSON object per row; its --help says what it measures and lists its options.
@@ -62,11 +56,8 @@ SWEEP: dict[str, tuple] = {
     "batch": (4, 16, 32, 64), "filters": (16, 32, 64), "size": (16, 32, 64, 128, 224),
     "unlabeled": (1000, 10_000, 100_000, 1_000_000), "classes": (10, 100, 1000), "replicas": (2, 4), "workers": (2,),
     "precision": ("float16", "bfloat16"), "jit": (True,), "recompute": (True,)}
-TIMEOUT = 600  # seconds for what is measured in a process of its own
 Results = Iterator[dict[str, object]]  # of each benchmark: numbers and words by name
 
-
-# What the benchmarks share.
 
 def timed(call: Callable[[], object], count: int = 1) -> Callable[[], float]:
     """Returns a function that calls another, which does something `count` times, and returns the seconds of one."""
@@ -115,23 +106,14 @@ def in_processes(measure: Callable[..., dict], *arguments, workers: int = 1) -> 
             pool = processes.enter_context(multiprocessing.get_context("spawn").Pool(1))
             results.append(pool.apply_async(measure, arguments))
         try:
-            return [result.get(TIMEOUT) for result in results][0]
+            return [result.get(timeout=600) for result in results][0]
         except Exception as error:  # whatever it was: the next ones are measured
             return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def _cell(value: object) -> str:
-    return f"{value:.{1 if abs(value) >= 100 else 4}f}" if isinstance(value, float) else str(value)
-
-
-# The benchmarks; what they take on the command line are their arguments.
-
 def augment(dataset: str = "cifar10.0@40-1", images: int = 448, rounds: int = 10) -> Results:
-    """Images per second of the full strong view in the graph, against a plain Pillow loop; then each operation alone.
-
-    Both do the same work on the same images, on one thread: mirror, shift, CTAugment policy of depth 2, cutout,
-    float32. The graph also draws its random numbers, Pillow gets them for free. About a minute.
-    """
+    """Images per second of the full strong view in the graph, against a plain Pillow loop on one thread, which gets its
+    random numbers for free; then each operation alone. About a minute."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     pictures = np.asarray(libml.data.load(dataset, cli.default_data_dir()).images[:images])
@@ -172,14 +154,10 @@ def data(dataset: str = "cifar10.3@40-1", batch: int = 64, uratio: int = URATIO,
 
 
 def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) -> Results:
-    """A whole training step against bare steps of the same network: Keras's, and PyTorch's where there is one.
-
-    A bare step is forward pass, cross-entropy, backward pass and SGD on as many ready float images as the training
-    loop's step has views. --torch names the Python of an environment with PyTorch.
-    """
+    """A whole training step against bare ones of the same network, Keras's and PyTorch's: forward pass, cross-entropy,
+    backward pass and SGD on as many ready float images as it has views. --torch names a Python that has PyTorch."""
     for name in settings.split(","):
-        setting = dict(SETTINGS[name])
-        setting["images"] = setting["batch"] * (1 + 2 * URATIO)  # labelled, weak and strong views
+        setting = {**SETTINGS[name], "images": SETTINGS[name]["batch"] * (1 + 2 * URATIO)}  # with weak and strong views
         dataset = noise(setting["size"])
         config = RunConfig.of(CSSL, uratio=URATIO, **{option: setting[option] for option in (
             "batch", "filters", "repeat", "scales")}).with_data(dataset)
@@ -234,22 +212,16 @@ def _inside_a_run(bare_steps: Callable[[int], None]) -> dict[str, float]:
 
 def predict(files: int = 512, keras_files: int = 32, size: int = 32, rounds: int = 3, filters: int = 32,
             repeat: int = 4) -> Results:
-    """Image files that are classified per second, against Keras's predict of one image after the other.
-
-    Both read the same JPEG files of 64 pixels, and run the same network, WRN-28-2 unless told otherwise. Keras gets
-    fewer files, as its rate does not depend on them.
-    """
+    """JPEG files of 64 pixels that are classified per second, against Keras's predict of one image after the other, on
+    fewer files: its rate does not depend on them."""
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, repeat=repeat, augment="d.d.x")
     dataset = noise(size)
     model = experiment.build(config, dataset)
     classifier = Classifier.of_model(model, dataset.class_names, lambda: dataset)
 
     def one_by_one(files: list[Path]) -> np.ndarray:
-        logits = []
-        for file in files:
-            with Image.open(file) as image:
-                logits.append(model.predict(sources.resize(image, size)[None], verbose=0))
-        return np.concatenate(logits)
+        return np.concatenate([model.predict(sources.resize(Image.open(file), size)[None], verbose=0)
+                               for file in files])
 
     with tempfile.TemporaryDirectory() as folder:
         rng, paths = np.random.default_rng(0), [Path(folder, f"{number:05d}.jpg") for number in range(files)]
@@ -267,9 +239,8 @@ def predict(files: int = 512, keras_files: int = 32, size: int = 32, rounds: int
 def scale(steps: int = 20, only: str = "", base: str = "{}") -> Results:
     """Step time (median of --steps), images per second, labelled and unlabelled, and peak memory over many settings.
 
-    Every configuration runs in processes of its own (replicas are logical CPU devices where there is no GPU) and
-    changes a single setting of the first; `size` has a batch of 4 throughout. Ten minutes or more on 2 cores.
-    --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'.
+    Every configuration runs in processes of its own and changes a single setting of the first; `size` has a batch of 4
+    throughout. --only=workers,size varies these alone; --base is another base, as JSON: '{"filters": 32}'.
     """
     names = only.split(",") if only else list(SWEEP)
     try:
@@ -302,11 +273,8 @@ def _one_scale(config: dict, steps: int) -> dict[str, float]:
 
 
 def start(against: str = "", rounds: int = 3) -> Results:
-    """Seconds from `python cssl.py --dataset=digits.1@40-1` to its first report, after 16 updates.
-
-    "first" has no files of a run before, "second" those of the first, and "continuation" goes on with the run of the
-    second, which was stopped by a signal. --against names the root of another checkout, measured beside this one.
-    """
+    """Seconds from `python cssl.py --dataset=digits.1@40-1` to its first report, after 16 updates: of two runs, and of
+    the second continued after a signal. --against names the root of another checkout, measured beside this one."""
     roots = {"this checkout": ROOT}
     if against:
         roots["the other"] = Path(against).resolve()
@@ -334,11 +302,8 @@ def _seconds_to_report(root: Path, folder: str, cache: str) -> float:
 
 
 def methods(methods: str = ",".join(cssl.methods().values()), flags: str = "", rounds: int = 3) -> Results:
-    """One update of each method and of FixMatch, in turns, on noise of 32x32 pixels, with the network of --flags.
-
-    Beside their ratio stands what the network's passes explain: images that are trained on, and a third of those that
-    only go forward, over FixMatch's. The rest is the method's own share: banks, projections, mixing.
-    """
+    """One update of each method and of FixMatch, in turns, on noise of 32x32 pixels, with the network of --flags; what
+    the network's passes explain of their ratio, and the rest, the method's own share: banks, projections, mixing."""
     for name in [cssl.methods()[cssl.method(name).__name__] for name in methods.split(",")]:  # UserError: unknown
         yield {"method": name} | in_processes(_one_method, name, shlex.split(flags), rounds)
 
@@ -364,7 +329,7 @@ def _passes(model, batch) -> float:
     return counted[1] + (counted[0] - counted[1]) / 3
 
 
-def main() -> None:
+def main() -> None:  # what benchmarks take on the command line are their arguments
     parser = tools.parser(__doc__)
     commands = parser.add_subparsers(required=True, dest="benchmark", metavar="BENCHMARK")
     for function in (augment, data, peers, predict, scale, start, methods):
@@ -377,7 +342,9 @@ def main() -> None:
     given = vars(parser.parse_args())
     measure, as_json, columns = globals()[given.pop("benchmark")], given.pop("json"), None
     for row in measure(**given):
-        header, *lines = tables.markdown([list(row), list(map(_cell, row.values()))]).splitlines()
+        cells = [f"{value:.{1 if abs(value) >= 100 else 4}f}" if isinstance(value, float) else str(value)
+                 for value in row.values()]
+        header, *lines = tables.markdown([list(row), cells]).splitlines()
         shown = json.dumps(row) if as_json else "\n".join([header, *lines] if list(row) != columns else lines[1:])
         print(shown, flush=True)
         columns = list(row)

@@ -5,10 +5,8 @@
 
 docs/evidence.md has the protocol. Runs what is missing, then prints the tables as Markdown. Flags after `--` are added
 to each run. Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, and
-`methods`, all methods on the digits, beside scikit-learn's LabelSpreading. CIFAR-10 and Fashion-MNIST must be prepared
-(`cssl-data cifar10 fashion_mnist`).
+`methods`, all methods on the digits. CIFAR-10 and Fashion-MNIST: `cssl-data cifar10 fashion_mnist` first.
 """
-import dataclasses
 import itertools
 import math
 import statistics
@@ -16,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import record
@@ -60,8 +59,7 @@ RECORDED_FLAGS = {"filters": 16, "repeat": 1, "batch": 16, "uratio": 7, "train_k
                   "save_kimg": 8, "keep_ckpt": 1}
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Runs of one kind: methods with their settings on datasets, in a folder of their own."""
 
     folder: str
@@ -98,8 +96,6 @@ PARTS = {
 CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
 
 
-# The original's curves.
-
 def curves_table(runs: list[Run]) -> list[list[str]]:
     lines = [["method", "kimg", "metric", "original (one run)", "ours, mean", "ours, smallest to largest", "seeds",
               "within"]]
@@ -125,8 +121,6 @@ def curves_figure(runs: list[Run]) -> Figure:
         axis.set_title("cifar10.3@250; crosses: the original program", fontsize="small")
     return figure
 
-
-# Methods beside each other.
 
 def report_from(run: Run, share: float) -> dict:
     """The first report of a run from a share of its length on; {} if it comes too late."""
@@ -191,8 +185,6 @@ def forest(found: Mapping[tuple[str, Column], tables.Difference], reference: str
     return figure
 
 
-# What credal sets promise.
-
 def credal_table(runs: list[Run]) -> list[list[str]]:
     """Puts the size of credal sets beside the error of pseudo-labels: smallest to largest of the runs of a dataset."""
     lines = [["dataset", "share of the length", "mean alpha", "error of pseudo-labels", "sets with the true class"]]
@@ -220,10 +212,7 @@ def promise_table(runs: list[Run], sure: float = 0.9) -> list[list[str]]:
 
 
 def promises(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the probabilities 1 - alpha that credal sets promise at the end of runs, and where their class is right.
-
-    Images whose class is unknown are left out.
-    """
+    """Returns the probabilities 1 - alpha that credal sets promise at the end, and where their class is right."""
     found = [run.arrays("pseudo_labels", ("class", "alpha", "labels")) for run in runs]
     y, alpha, truth = (np.concatenate([arrays[key] for arrays in found]) for key in ("class", "alpha", "labels"))
     known = truth >= 0
@@ -231,12 +220,7 @@ def promises(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def credal_validity(runs: Sequence[Run]) -> Figure:
-    """Draws what credal sets promise beside what is true, a row per dataset.
-
-    Left: their mean size alpha and the error of pseudo-labels over the run. Middle: the share of sets that hold the
-    true class, and the largest probability that their members give it. Right: at the end, how often the set's class is
-    the true one, by the probability 1 - alpha that it is at least to have.
-    """
+    """Draws what credal sets promise beside what is true, a row per dataset, as docs/evidence.md says."""
     groups: dict = defaultdict(list)
     for run in runs:
         groups[run.dataset.dataset, run.dataset.labels or 0].append(run)
@@ -267,8 +251,6 @@ def credal_validity(runs: Sequence[Run]) -> Figure:
         middle.legend(fontsize="x-small")
     return figure
 
-
-# All methods.
 
 def label_spreading(datasets: tuple[str, ...]) -> list[dict[str, float]]:
     """Scores of scikit-learn's LabelSpreading on the pixels of digits, by split."""
@@ -353,15 +335,6 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
     return "\n\n".join(texts), figures
 
 
-def write(text: str, figures: dict[str, Figure], runs: list[Run], train_dir: Path) -> None:
-    document = BENCHMARKS.read_text(encoding="utf-8")
-    before, rest = document.split(BEGIN, 1)
-    write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
-    for name, figure in figures.items():
-        plots.save(figure, FIGURES / name, ("png",))
-    record.save(runs, train_dir, RECORD)
-
-
 def main() -> int:
     parser = tools.parser(__doc__)
     parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in ("pilot", "methods")),
@@ -393,7 +366,11 @@ def main() -> int:
         text, figures = report(done)
         print(text or "Nothing is finished yet.")
         if args.write and text:
-            write(text, figures, [run for runs in done.values() for run in runs], args.train_dir)
+            before, rest = BENCHMARKS.read_text(encoding="utf-8").split(BEGIN, 1)
+            write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+            for name, figure in figures.items():
+                plots.save(figure, FIGURES / name, ("png",))
+            record.save(itertools.chain(*done.values()), args.train_dir, RECORD)
     return code
 
 

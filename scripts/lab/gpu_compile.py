@@ -4,11 +4,7 @@
 
 TensorFlow gives XLA the whole step of CSSL on CIFAR-10 as it would on a GPU, and XLA compiles it for A100 and H100 by
 what is known of them. That XLA, newer than TensorFlow's, comes with jax's wheels, in .venv-gpu, which is made once (1.2
-GB). cuDNN's algorithms are not chosen without a device: their workspaces do not count.
-
-Every kernel is taken to read each of its operands, and to write its results, once. The roofline is the sum over kernels
-of bytes over bandwidth, or of convolutions' operations over the peak of tensor cores if that is longer. Prints a table;
-exit code 1, and a line for each, if something is beyond its limit. Some ten minutes on two cores.
+GB). Prints a table, which BENCHMARKS.md explains; exit code 1, and a line for each, if something is beyond its limit.
 """
 import itertools
 import json
@@ -58,11 +54,7 @@ def bandwidth(gpu: str) -> float:
     return float(re.findall(r"memory_bandwidth: (\d+)", description(gpu).read_text())[0])
 
 
-# What XLA made of a module, from its text.
-
 class Instruction(NamedTuple):
-    """A line of a computation: one kernel, mostly."""
-
     result: str  # type and shape of one or several arrays
     opcode: str
     operands: list[str]  # their names
@@ -149,8 +141,6 @@ def beyond(name: str, found: Cost, temporary: int) -> list[str]:
     return lines
 
 
-# From the program to that text.
-
 def export(whole: bool, filters: int, precision: str, recompute: bool, **options: int) -> bytes:
     """Returns the views, or the whole step with them, as TensorFlow gives it to XLA for a GPU."""
     config = RunConfig.of(CSSL, dataset="cifar10.1@40-1", filters=filters, recompute=recompute,
@@ -171,17 +161,6 @@ def export(whole: bool, filters: int, precision: str, recompute: bool, **options
     return step.experimental_get_compiler_ir(state, batch)(stage="hlo_serialized", platform_name="GPU")
 
 
-def make_environment() -> None:
-    complete = ENVIRONMENT / "complete"
-    if not complete.exists():
-        for command in ([sys.executable, "-m", "venv", ENVIRONMENT],
-                        [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *PACKAGES]):
-            if subprocess.run(command, stdout=sys.stderr).returncode:
-                raise UserError(f"{ENVIRONMENT} could not be made, see above: that needs Python 3.11, a package index "
-                                "and 1.2 GB.")
-        complete.touch()
-
-
 def compiled(gpu: str, hlo: bytes, folder: Path) -> tuple[str, int]:
     """Returns what XLA makes of a module for a GPU, as text, and the bytes of its temporary memory."""
     source, result = folder / "module", folder / "compiled"
@@ -198,7 +177,14 @@ def main() -> int:
     parser = tools.parser(__doc__)
     parser.add_argument("--only", default="", help="steps that have this in their name")
     args = parser.parse_args()
-    make_environment()
+    complete = ENVIRONMENT / "complete"
+    if not complete.exists():
+        for command in ([sys.executable, "-m", "venv", ENVIRONMENT],
+                        [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *PACKAGES]):
+            if subprocess.run(command, stdout=sys.stderr).returncode:
+                raise UserError(f"{ENVIRONMENT} could not be made, see above: that needs Python 3.11, a package index "
+                                "and 1.2 GB.")
+        complete.touch()
     lines, problems = [COLUMNS], []
     modules = [("views alone", False, "WRN-28-2", "float32", False)]  # the same for all
     modules += [(f"{network} {precision}{' --recompute' * recompute}", True, network, precision, recompute)

@@ -1,7 +1,4 @@
-"""A record of finished runs in one text file, a line each: what tables and figures need, without weights and images.
-
-Results that took days can so be kept beside the program, read by others, and added to from several machines.
-"""
+"""A record of finished runs in one text file, a line each: what tables and figures need, without weights and images."""
 import json
 import os
 import time
@@ -18,7 +15,6 @@ DIGITS = {"accuracy": 12}  # a share of the images: equal results must stay equa
 CREDAL = ("truth", "upper")  # within report["credal"]; see `credal_coverage`
 ENVIRONMENT = ("commit", "python", "tensorflow", "keras", "machine", "devices", "started")
 PLACES = ("data_dir", "train_dir")  # of the machine that made a run
-STARTED = "%Y-%m-%d %H:%M:%S"  # how `libml.experiment.environment_facts` writes it
 
 
 def _short(value: float | None, digits: int = 5) -> float | None:
@@ -42,7 +38,7 @@ def _entry(run: Run) -> dict:
 
 
 def _begun(environment: dict) -> float:
-    return time.mktime(time.strptime(environment["started"], STARTED))
+    return time.mktime(time.strptime(environment["started"], "%Y-%m-%d %H:%M:%S"))
 
 
 def seconds(run: Run) -> float:

@@ -2,18 +2,15 @@
 
     python scripts/lab/synthetic.py [--reading=pooled|full|terms] [--repetitions=40]
 
-25 labelled and 500 unlabelled points, uniform on [0, 1]; the positive class has probability sigmoid(10 (x - 1/2)). A
-network of one hidden layer of 100 sigmoid units trains by SGD (rate 0.5) for 100 iterations; an iteration labels the
-unlabelled points with the present model, then trains on all points. The table gives the mean distance |p(x) - truth(x)|
-of the function averaged over 5 initialisations, as mean and standard error over data sets (the paper shows one).
+An iteration labels the unlabelled points with the present model, then trains on all points. The table gives the mean
+distance |p(x) - truth(x)| of the function averaged over 5 initialisations, as mean and standard error over data sets.
 
 The paper does not say what an iteration is; three readings:
   pooled  an epoch of minibatches of 25 from labelled and pseudo-labelled points together, all points weighted alike
   full    10 gradient steps on all 525 points, weighted alike
   terms   20 steps on mean labelled loss + mean loss of 25 unlabelled points, the objective of the paper's Sec. 3.4
-BENCHMARKS.md has what each shows. Labels renewed before every step would have no effect if soft or credal: a prediction
-has zero gradient against itself, and lies in the credal set that it spans. The dynamics amplify rounding (a rate of 0.5
-is beyond the stable one for 100 units), so that means move by 0.01 between builds of TensorFlow.
+BENCHMARKS.md has what each shows. The dynamics amplify rounding (a rate of 0.5 is beyond the stable one for 100 units),
+so that means move by 0.01 between builds of TensorFlow.
 """
 import numpy as np
 
@@ -46,15 +43,6 @@ def draw(repetitions: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return x.astype(np.float32), y.astype(np.int32), rng.uniform(size=(repetitions, UNLABELED)).astype(np.float32)
 
 
-def initial_weights(models: int) -> list[tf.Variable]:
-    """Returns the weights of independent networks, Glorot-uniform with zero biases."""
-    rng = np.random.default_rng(0)
-    first, second = np.sqrt(6 / (1 + HIDDEN)), np.sqrt(6 / (HIDDEN + 2))
-    arrays = (rng.uniform(-first, first, (models, 1, HIDDEN)), np.zeros((models, 1, HIDDEN)),
-              rng.uniform(-second, second, (models, HIDDEN, 2)), np.zeros((models, 1, 2)))
-    return [tf.Variable(array.astype(np.float32)) for array in arrays]
-
-
 def logits(weights: list[tf.Variable], x: tf.Tensor) -> tf.Tensor:
     """Outputs [B, N, 2] of B networks, each at its own points x [B, N]."""
     w, b, v, c = weights
@@ -80,7 +68,11 @@ def fit(method: str, reading: str, labeled: np.ndarray, classes: np.ndarray, unl
 
     All networks train at once: they are independent, so the sum of their losses has each one's own gradient.
     """
-    weights = initial_weights(len(labeled))
+    models, rng = len(labeled), np.random.default_rng(0)
+    first, second = np.sqrt(6 / (1 + HIDDEN)), np.sqrt(6 / (HIDDEN + 2))  # Glorot's
+    weights = [tf.Variable(array.astype(np.float32)) for array in (
+        rng.uniform(-first, first, (models, 1, HIDDEN)), np.zeros((models, 1, HIDDEN)),
+        rng.uniform(-second, second, (models, HIDDEN, 2)), np.zeros((models, 1, 2)))]
     x, known = tf.constant(labeled), tf.one_hot(classes, 2)
     u, points = tf.constant(unlabeled), tf.concat([labeled, unlabeled], axis=1)
     size, steps = READINGS[reading]
