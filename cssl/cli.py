@@ -54,12 +54,8 @@ def start_tensorflow(onednn: bool = True) -> None:
         return
     sys.stderr.flush()
     stderr = os.dup(2)
-    try:
-        place = tempfile.TemporaryFile()
-    except OSError:  # a machine without a place for it
-        place = open(os.devnull, "w+b")  # noqa: SIM115 - closed below
     hidden = {"sklearn", "matplotlib"} - sys.modules.keys()  # Keras takes a second for them, and needs neither
-    with place as banner:
+    with tempfile.TemporaryFile() as banner:
         os.dup2(banner.fileno(), 2)
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
         try:

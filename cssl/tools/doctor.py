@@ -2,10 +2,8 @@
 
     cssl-doctor [--fast]
 
-Checks: four updates against those of the original program; GPUs that TensorFlow cannot use; one step again and again,
-and its speed; augmentation against Pillow, with and without XLA; on all GPUs, or two CPUs: sums of known numbers, and a
-step against that of one device. Each is a process of its own: one that crashes is a line, and the others go on. Exit
-code 1 if one fails. The output belongs into every issue.
+Each check is a process of its own: one that crashes is a line, and the others go on. Exit code 1 if one fails. The
+output belongs into every issue.
 """
 from __future__ import annotations
 
@@ -65,10 +63,7 @@ def facts(device: str) -> str:
 
 
 def trajectory(device: str) -> str:
-    """Four FixMatch updates have the losses and monitors of the original program's.
-
-    The network has 8 filters: oneDNN must be off.
-    """
+    """Four FixMatch updates have the losses and monitors of the original program's."""
     from cssl import FixMatch
     from libml import networks
     from libml.augment.augmenter import to_float
@@ -117,9 +112,7 @@ def fits(major: int, minor: int, kind: str) -> bool:
 
 
 def repeated_steps(device: str) -> str:
-    """On a CPU, one step from one state gives the same bits each time. How long it takes, and for how much of that the
-    host is held up before it can prepare the next.
-    """
+    """On a CPU, one step from one state gives the same bits each time; how long it takes, and holds up the host."""
     from libml import experiment
 
     size = {} if device.startswith("CPU") else {"batch": 64, "filters": 32, "repeat": 4}
@@ -222,13 +215,11 @@ def several_devices(devices: str) -> str:
     return text
 
 
-# Each task is a process of its own.
-
 def child(task: str, device: str) -> None:
     """Does a task, a function of this module, and prints what it found; exit code 1 if that is not as it should be."""
     if device.startswith("CPU"):  # as on a machine without GPUs; of these, TensorFlow takes the first that it sees
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    cli.start_tensorflow(onednn=task != "trajectory")  # settled when TensorFlow is imported
+    cli.start_tensorflow(onednn=task != "trajectory")  # whose network has 8 filters
     gpus = tf.config.list_physical_devices("GPU")
     if device.startswith("GPU:"):
         tf.config.set_visible_devices(gpus[int(device.split()[0][4:])], "GPU")

@@ -4,8 +4,7 @@
 
 DIR gets saved_model/ (signatures images and bytes), model.keras, model.tflite, classes.json and export.json: class
 names, temperature, and scores before and after temperature scaling. Every file is run and compared with the run first;
-DIR appears when all is well, and nothing in it is overwritten. Takes some ten seconds, and an evaluation of the
-validation and test images.
+DIR appears when all is well, and nothing in it is overwritten.
 """
 from __future__ import annotations
 
@@ -14,15 +13,6 @@ from pathlib import Path
 import cssl
 from cssl import cli, tools
 from libml.results.metrics import METRICS, WHERE
-
-
-def table(scores: dict) -> str:
-    lines = [f"{'':<22}" + "".join(f"{metric.title:>14}" for metric in METRICS.values())]
-    for part, by_time in scores.items():
-        for when, values in by_time.items():
-            lines.append(f"{WHERE.get(part, part)}, {when}".ljust(22) + "".join(
-                f"{values[name]:>14.{metric.digits}f}" for name, metric in METRICS.items()))
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -40,7 +30,11 @@ def main() -> None:
     tools.show(f"{described['method']} on {described['dataset']}, {described['updates']} updates, "
                f"{len(described['class_names'])} classes; {described['calibration']}")
     if described["scores"]:
-        print(table(described["scores"]))
+        print(f"{'':<22}" + "".join(f"{metric.title:>14}" for metric in METRICS.values()))
+    for part, by_time in described["scores"].items():
+        for when, values in by_time.items():
+            print(f"{WHERE.get(part, part)}, {when}".ljust(22) + "".join(
+                f"{values[name]:>14.{metric.digits}f}" for name, metric in METRICS.items()))
     for name, difference in described["largest_difference_of_a_probability"].items():
         print(f"{name:<14} probabilities within {difference:.1g} of the run's")
     tools.show(args.output)

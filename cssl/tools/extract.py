@@ -14,7 +14,6 @@ from libml.run import find_runs
 
 
 def main(metric: str = "accuracy") -> int:
-    """Extracts one metric, by default the given one, of the runs on the command line."""
     parser = tools.parser(__doc__, runs=True)
     parser.add_argument("--metric", choices=tuple(METRICS), default=metric, help="default: %(default)s")
     args = parser.parse_args()

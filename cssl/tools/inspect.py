@@ -6,12 +6,9 @@ JSON: one object with labeled_indices (sorted), unlabeled_indices (all training 
 stream, the first num_valid of them being the validation set), num_valid, num_test, num_classes, class_counts (training
 images per class), labeled_class_counts, class_names, image_shape.
 """
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,23 +16,6 @@ from cssl import cli, tools
 from libml.data.names import GRAMMAR, parse_name
 from libml.errors import printable
 from libml.writing import figure_files
-
-if TYPE_CHECKING:
-    from libml.data import SSLData
-
-MAX_PER_CLASS = 25  # images in the contact sheet
-
-
-def describe(dataset: SSLData) -> dict:
-    parts = {"": dataset.labels, "labeled_": dataset.labeled_classes, "valid_": dataset.labels[dataset.valid],
-             "test_": dataset.test_labels}
-    counts = {f"{part}class_counts": np.bincount(labels[labels >= 0], minlength=dataset.num_classes).tolist()
-              for part, labels in parts.items()}
-    return {"dataset": dataset.name, "image_shape": list(dataset.image_shape), "num_train": len(dataset.labels),
-            "num_labeled": len(dataset.labeled), "num_unlabeled": len(dataset.unlabeled),
-            "num_valid": dataset.num_valid, "num_test": len(dataset.test_labels), "num_classes": dataset.num_classes,
-            "class_names": dataset.class_names, **counts, "labeled_indices": sorted(dataset.labeled.tolist()),
-            "unlabeled_indices": dataset.order.tolist()}
 
 
 def main() -> None:
@@ -55,7 +35,15 @@ def main() -> None:
     dataset = data.load(args.dataset, args.data_dir, args.image_size)
     for remark in (*(f"warning: {note}" for note in dataset.notes), *dataset.remarks):
         print(printable(remark), file=sys.stderr)
-    facts = describe(dataset)
+    parts = {"": dataset.labels, "labeled_": dataset.labeled_classes, "valid_": dataset.labels[dataset.valid],
+             "test_": dataset.test_labels}
+    counts = {f"{part}class_counts": np.bincount(labels[labels >= 0], minlength=dataset.num_classes).tolist()
+              for part, labels in parts.items()}
+    facts = {"dataset": dataset.name, "image_shape": list(dataset.image_shape), "num_train": len(dataset.labels),
+             "num_labeled": len(dataset.labeled), "num_unlabeled": len(dataset.unlabeled),
+             "num_valid": dataset.num_valid, "num_test": len(dataset.test_labels), "num_classes": dataset.num_classes,
+             "class_names": dataset.class_names, **counts, "labeled_indices": sorted(dataset.labeled.tolist()),
+             "unlabeled_indices": dataset.order.tolist()}
     if args.json:
         print(json.dumps(facts))
     else:
@@ -65,13 +53,13 @@ def main() -> None:
               f"validation {facts['num_valid']}, test {facts['num_test']}")
         columns = [facts[name] for name in ("class_names", "class_counts", "labeled_class_counts",
                                             "valid_class_counts", "test_class_counts")]
-        for name, *counts in (("class", "train", "labelled", "valid", "test"), *zip(*columns, strict=True)):
-            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(printable(name), *counts))
+        for name, *cells in (("class", "train", "labelled", "valid", "test"), *zip(*columns, strict=True)):
+            print("  {:<20}{:>8}{:>10}{:>8}{:>8}".format(printable(name), *cells))
     if args.png:
         from libml.results import plots
 
-        rows = [np.asarray(dataset.images[np.sort(dataset.labeled[dataset.labeled_classes == number])[:MAX_PER_CLASS]])
-                for number in range(dataset.num_classes)]
+        rows = [np.asarray(dataset.images[np.sort(dataset.labeled[dataset.labeled_classes == number])[:25]])
+                for number in range(dataset.num_classes)]  # 25 of a class at most
         for path in plots.save(plots.plot_images(rows, dataset.class_names), args.png, ("png",)):
             print(f"contact sheet: {path}", file=sys.stderr)
 

@@ -3,8 +3,7 @@
     cssl-report RUNS … [-o report.html] [--title=…] [--no-images]
     cssl-report RUN_A RUN_B                                 # two runs, side by side
 
-RUNS are run folders, folders above them, or globs. The page needs no network, nor the runs: its pictures are inside.
-Unfinished and damaged runs are named on it; what a run did not store is left out with a remark.
+The page needs no network, nor the runs: its pictures are inside. Unfinished and damaged runs are named on it.
 """
 import base64
 import functools
@@ -97,7 +96,6 @@ class Samples:
 
 
 def pseudo_labels(run: Run, images: bool) -> str:
-    """Shows credal sets and how they shrink, and sampled pseudo-labels."""
     reports = [report["credal"] for report in run.reports if "credal" in report]  # of some methods
     stored = run.arrays("pseudo_labels", ("images", "probabilities", "labels", "class_names"))
     samples = Samples("training", *stored.values())
@@ -131,7 +129,6 @@ def test_images(run: Run) -> str:
 
 
 def comparison(pair: list[Run]) -> str:
-    """Sets two runs beside each other: settings in which they differ, results, agreement, calibration, classes."""
     first, second = pair
     settings = [[key, *(str(run.settings.get(key, "–")) for run in pair)]
                 for key in sorted({*first.settings, *second.settings})
@@ -160,7 +157,6 @@ def comparison(pair: list[Run]) -> str:
 
 
 def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
-    """Describes one run: configuration, environment, calibration, classes, augmentation rates, pseudo-labels."""
     state = "finished" if run.finished else f"unfinished, {run.progress()}"
     environment = run.described("args/environment.json") or {"environment": "not recorded"}
     command = environment.pop("command", None)
@@ -187,7 +183,6 @@ def run_section(run: Run, opened: bool, figures: bool, images: bool) -> str:
 
 
 def results(runs: list[Run], tags: list[str]) -> list[str]:
-    """Formats means over seeds, alone and beside the paper's."""
     grid = tables.summarise(runs, tags)
     remarks = [note(remark) for remark in grid.notes]
     if not grid.cells:

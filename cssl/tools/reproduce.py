@@ -3,12 +3,10 @@
     cssl-reproduce --table=results|calibration|efficiency|ablation|barely|ups|all [--filter=cifar10.1@40]
         [--dry_run | --slurm=jobs.sbatch] [--train_dir=experiments] [--at_once=2] [-- FLAGS]
 
-An interrupted run continues when the same command is given again. Each run trains in <train_dir>/kimg<length>: runs of
-different lengths stay apart, and tables share the runs they have in common. Flags after `--` are added to every
-command, or replace its own. The paper does not say which thresholds of UPSMatch its search chose: the table `ups` uses
-the program's defaults; add `-- --conf_p=… --uncertainty_p=…`.
+An interrupted run continues when the same command is given again. Each run trains in <train_dir>/kimg<length>; tables
+share the runs they have in common. Flags after `--` are added to every command, or replace its own: in the table `ups`
+thresholds that the paper does not give (`-- --conf_p=… --uncertainty_p=…`).
 """
-import dataclasses
 import itertools
 import os
 import re
@@ -18,11 +16,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import cssl
 from cssl import cli, tools
 from cssl.program import STOPPED, run_programs
-from libml.config import RunConfig
 from libml.devices.machine import usable_cores
 from libml.errors import UserError, printable
 from libml.results import paper
@@ -31,11 +29,8 @@ from libml.writing import check_writable, write_text
 
 AT_ONCE = "runs at the same time, each with its share of the cores (default: %(default)s)"
 
-SLURM = Path(__file__).with_name("array.sbatch")  # a template of str.format
 
-
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A training run: the method's class name and the flags that are given."""
 
     method: str
@@ -47,12 +42,9 @@ class Job:
     def __str__(self) -> str:
         return "python " + shlex.join(self.arguments())
 
-    def config(self) -> RunConfig:
-        return cli.configuration(cssl.method(self.method), self.arguments()[1:])
-
     def finished(self) -> Run | None:
         """Returns this run if it is on disk and has reached its end."""
-        config = self.config()
+        config = cli.configuration(cssl.method(self.method), self.arguments()[1:])
         run = Run(config.folder())
         return run if run.fulfils(config) else None
 
@@ -87,11 +79,8 @@ def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def run_all(todo: list[Job], at_once: int = 1, keep: Callable[[Run], None] | None = None) -> int:
-    """Runs jobs, so many at a time; a failed one does not stop the rest, a signal does.
-
-    Where several run, what they print is in their folders alone, but for the errors of those that fail. `keep` gets
-    each run as soon as it is finished: what a series has reached survives whatever ends it.
-    """
+    """Runs jobs, so many at a time; a failed one does not stop the rest, a signal does. Where several run, what they
+    print is in their folders alone, but for the errors of those that fail. `keep` gets each run that has finished."""
     if not 1 <= at_once <= usable_cores():
         raise UserError(f"--at_once={at_once}: expected 1 to {usable_cores()}, the number of cores.")
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +135,7 @@ def main() -> int:
         print(f"note: reconstructions, whose results are compared with no figure of the paper: {', '.join(rebuilt)}",
               file=sys.stderr)
     if args.slurm and todo:
-        script = SLURM.read_text()
+        script = Path(__file__).with_name("array.sbatch").read_text()  # a template of str.format
         head = re.escape(script.partition("commands=")[0])  # with lines of the user's own it is not overwritten
         check_writable(args.slurm, re.sub(r"\\{\w+\\}", r"[^\\n]*", head).encode())
         lines = "\n".join(f"  {shlex.quote(str(job))}" for job in todo)

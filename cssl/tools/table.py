@@ -1,14 +1,11 @@
 """Prints results over seeds as a table: rows are methods, columns dataset and labels; optionally beside the paper's.
 
-    cssl-table RUNS … [--metric=error,ece,nll/valid] [--format=markdown|latex|csv] [--seeds=1-5] [--compare=paper]
-                      [--table=efficiency] [--against=CSSL] [--last=20] [--unfinished]
+    cssl-table RUNS … [--metric=error,ece,nll/valid] [--seeds=1-5] [--compare=paper | --against=CSSL]
 
-A cell is mean ± standard deviation (of the sample, n - 1) over split seeds of the median of the last 20 reports
-(--last: of so many), with the number of seeds in brackets. Unfinished runs, missing seeds and damaged files are named
-below the table (LaTeX: in comments, CSV: on stderr). --compare=paper prints one line per cell: ours, the paper's, the
-difference, whether it is within two of the paper's standard deviations, and every setting in which our runs differ from
-the paper's.
---against=ROW prints the differences of all rows to one of them, split by split: their mean, Student's 95 %
+A cell is mean ± standard deviation (of the sample, n - 1) over split seeds of the median of the last reports, with the
+number of seeds in brackets. Unfinished runs, missing seeds and damaged files are named below the table (LaTeX: in
+comments, CSV: on stderr). --compare has a line per cell: whether ours is within two of the paper's standard deviations
+of the paper's, and every setting that differs. --against has the mean of the differences split by split, Student's 95 %
 interval, and in how many splits a row is above.
 """
 import csv
