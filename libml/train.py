@@ -68,8 +68,6 @@ def _signals() -> Iterator[list[int]]:
 class Trainer:
     """Trains a run, whose model was made under `strategy.scope()`, to the end, from wherever its folder left off."""
 
-    _writer: tf.summary.SummaryWriter  # of the chief, once it has dropped the reports that come again
-
     def __init__(self, run: Run, strategy: tf.distribute.Strategy, hooks: Sequence[Hook] = (),
                  group: ProcessGroup | None = None):
         self.run, self.strategy, self.group = run, strategy, group or ProcessGroup(strategy)
@@ -113,8 +111,14 @@ class Trainer:
                     raise UserError(f"Worker {self.group.rank} does not find {path}, where the chief continues: "
                                     "--train_dir must be a folder that all machines share.")
                 self._restore_newest([path])
-            if self.is_chief:
-                self._drop_reports_after(updates * self.batch)
+            if self.is_chief:  # later reports will come again
+                reports = self.run.drop_reports(updates * self.batch)
+                stale = list(self.run.checkpoint_dir.glob(f"events.out.tfevents.*{EVENTS}"))
+                with self._whole_or_error("event file"):
+                    self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir), filename_suffix=EVENTS)
+                self._write_events(reports)
+                for file in stale:
+                    file.unlink(missing_ok=True)
         if path:
             self.log(f"Continuing from {path}: {updates} of {self.total_updates} updates done.")
         return updates
@@ -139,16 +143,6 @@ class Trainer:
             raise UserError(f"{self.run.path} has reports up to {kimg:g} kimg, but no checkpoint in its folder tf. "
                             "Bring that back to continue, or move the whole run folder away to start a new run.")
         return None
-
-    def _drop_reports_after(self, images: int) -> None:
-        """Drops reports later than the checkpoint (they will come again) and rewrites the event file to match."""
-        reports = self.run.drop_reports(images)
-        stale = list(self.run.checkpoint_dir.glob(f"events.out.tfevents.*{EVENTS}"))
-        with self._whole_or_error("event file"):
-            self._writer = tf.summary.create_file_writer(str(self.run.checkpoint_dir), filename_suffix=EVENTS)
-        self._write_events(reports)
-        for file in stale:
-            file.unlink(missing_ok=True)
 
     def _write_events(self, reports: list[dict]) -> None:
         # All at once, as tf.summary.scalar takes a millisecond for each: messages one after the other are one message.
@@ -223,7 +217,11 @@ class Trainer:
                     self._diverged(last)
                 self.updates += count
                 chunk = clock.add(count, time.perf_counter() - started, chunk)
-                self._show_progress(bar, count, clock.rate)
+                if not bar.disable:
+                    with suppress(OSError):
+                        bar.update(count)
+                        bar.set_postfix({name.split("/")[1]: value for name, value in self._means().items()
+                                         if name in ("losses/xe", "losses/xeu", "monitors/mask")})
                 if self.updates == boundary:
                     self._report(clock)
                     if self._saves_here():
@@ -244,18 +242,6 @@ class Trainer:
 
     def _saves_here(self) -> bool:
         return self.updates % self.config.save_updates == 0 or self.updates == self.total_updates
-
-    def _show_progress(self, bar: tqdm, count: int, rate: float | None) -> None:
-        if bar.disable:
-            return
-        shown = {name.split("/")[1]: f"{value:.4g}" for name, value in self._means().items()
-                 if name in ("losses/xe", "losses/xeu", "monitors/mask")}
-        if rate:
-            shown["img/s"] = f"{rate:.0f}"
-        pool, ratio = (self.data.unlabeled, self.uratio) if self.uratio else (self.data.labeled, 1)
-        with suppress(OSError):
-            bar.update(count)
-            bar.set_postfix({"epoch": f"{self.updates * self.batch * ratio / len(pool):.1f}", **shown})
 
     def _means(self) -> dict[str, float]:
         """The logged scalars, averaged over the updates since the last report."""
@@ -306,7 +292,7 @@ class Trainer:
         worst = np.flatnonzero(wrong)[np.argsort(-sure[wrong], kind="stable")]
         chosen = np.union1d(worst[:TEST_SAMPLE], np.argsort(sure, kind="stable")[:TEST_SAMPLE])
         self.run.write_arrays("test_samples", images=np.asarray(self.data.test_images[chosen]), index=chosen)
-        if self.model.augmenter is not None and self.model.augmenter.learns_rates:
+        if self.model.augmenter.learns_rates:
             self.run.write_rates(self.model.augmenter.rates.numpy(),
                                     {"ops": list(OPS), "bins": [list(op.bins) for op in OPS.values()]})
 
@@ -353,13 +339,9 @@ class _Clock:
         self.busy, self.seen, self.done = self.busy + seconds, self.seen + count, self.done + count
         return max(1, min(2 * chunk, int(CHUNK_SECONDS * count / max(seconds, 1e-6))))
 
-    @property
-    def rate(self) -> float | None:
-        return self.seen * self.images_per_update / self.busy if self.seen else None
-
     def report(self, updates_left: int) -> tuple[float, float]:
         """Returns images per second since the last report and the seconds left, reports included; starts again."""
-        rate = self.rate or self.images_per_update / self.first
+        rate = self.seen * self.images_per_update / self.busy if self.seen else self.images_per_update / self.first
         each = (time.perf_counter() - self.started) / self.done if self.done else self.first
         self.busy, self.seen = 0.0, 0
         return rate, updates_left * each
@@ -403,7 +385,10 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
         state = strategy.run(lambda: tf.nest.map_structure(tf.identity, model.update.pack(model.update.read())))
         nothing = tf.zeros([CAPACITY + 1], tf.float64)
         start = tf.zeros([], tf.int32), nothing if totals is None else totals.read_value(), nothing, state
-        with tf.compat.v1.device(_beside_its_input):
+        # TensorFlow puts the ends of a loop's body nowhere, and so every replica's state on the first device and back:
+        # what a loop only passes on belongs beside its input.
+        with tf.compat.v1.device(lambda op: op.inputs[0].device if op.type == "Identity" and len(op.inputs)
+                                 and not op.device else op.device):
             _, sums, last, state = tf.while_loop(goes_on, update, start,
                                                  parallel_iterations=2 if strategy.num_replicas_in_sync == 1 else 1)
         strategy.run(lambda state: model.update.write(model.update.unpack(state)), args=(state,))
@@ -412,15 +397,6 @@ def update_loop(model: SSLModel, strategy: tf.distribute.Strategy, totals: tf.Va
         return last
 
     return run
-
-
-def _beside_its_input(op: tf.Operation) -> str:
-    """Where an operation belongs: what a loop only passes on, beside its input.
-
-    TensorFlow puts the ends of a loop's body nowhere, and so every replica's state on the first device and back.
-    """
-    passes_on = op.type == "Identity" and len(op.inputs) and not op.device
-    return op.inputs[0].device if passes_on else op.device
 
 
 def distributed_batches(model: SSLModel, data: SSLData, strategy: tf.distribute.Strategy, start: int = 0) -> Iterator:
