@@ -168,9 +168,8 @@ class Run:
 
     def fulfils(self, config: RunConfig) -> bool:
         """Whether this is the run of a configuration, and has reached its end."""
-        if not self.args.exists():
-            return False
-        return not config.differences(self.settings) and self._reaches(config.training.train_kimg)
+        return (self.args.exists() and not config.differences(self.settings)
+                and self._reaches(config.training.train_kimg))
 
     def progress(self) -> str:
         kimg = self.reports[-1]["step"] / 1024 if self.reports else 0
@@ -425,8 +424,7 @@ def find_runs(patterns: Iterable[str | Path]) -> list[Run]:
 
 
 def _runs_below(place: str) -> Iterator[Path]:
-    """Yields the runs at or below a folder, also through links, which may lead in circles; then folders that cannot be
-    read, which may be runs."""
+    """Yields the runs at or below a folder, through links, too; then folders that cannot be read: they may be runs."""
     seen, errors = set(), list[OSError]()
     for folder, folders, _ in os.walk(place, onerror=errors.append, followlinks=True):
         real = os.path.realpath(folder)

@@ -49,8 +49,7 @@ def balanced_accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> Reliability:
-    """Count, accuracy and confidence in equal bins of the top probability, closed on the left, the last on both sides.
-    """
+    """Count, accuracy and confidence in equal bins [low, high) of the top probability, the last [low, 1]."""
     hits, top = _hits(probabilities, labels), np.max(probabilities, axis=1)
     # Rounded like the probabilities, an edge stays in the bin that it opens, in any precision.
     edges = (np.arange(bins + 1) / bins).astype(top.dtype)

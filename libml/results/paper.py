@@ -37,9 +37,7 @@ class Cell(NamedTuple):
     """A printed number; std is None where the paper gives none."""
 
     mean: float
-    std: float | None
-
-
+    std: float | None = None
 class Row(NamedTuple):
     """A row: the paper's name, our method and the settings that set it apart."""
 
@@ -67,7 +65,7 @@ class Table(NamedTuple):
         if row.method in BASELINES:  # numbers quoted from elsewhere, with settings of their own
             return length
         return {**PROTOCOL, **(_DATA["cifar100"] if dataset == "cifar100" else {}),
-                **({"confidence": 0.0} if row.method in _ALL_IMAGES else {}), **length, **row.settings}
+                **({"confidence": 0.0} if row.method in ("CSSL", "LSMatch") else {}), **length, **row.settings}
 
 
 class PaperCell(NamedTuple):
@@ -83,12 +81,6 @@ class PaperCell(NamedTuple):
 BASELINES = ("MeanTeacher", "MixMatch", "UDA", "ReMixMatch", "EnAET", "AlphaMatch", "CoMatch", "ReRankMatch",
              "MetaPseudoLabels")
 RECONSTRUCTIONS = ("ReRankMatch",)  # runnable, but not known to be what the paper quotes: compared with no figure
-_ALL_IMAGES = ("CSSL", "LSMatch")  # no threshold
-
-
-def _cell(text: str) -> Cell:
-    mean, _, std = text.partition("±")
-    return Cell(float(mean), float(std) if std else None)
 
 
 def _table(name: str, *, seeds: int, columns: list[list], rows: list[list], **given) -> Table:
@@ -96,8 +88,8 @@ def _table(name: str, *, seeds: int, columns: list[list], rows: list[list], **gi
     made = []
     for row_name, method, settings, cells in rows:
         pairs = zip(of_cells, cells.split("|"), strict=True)
-        made.append(Row(row_name, method, settings, {column: _cell(cell) for column, cell in pairs
-                                                     if cell.strip() != "-"}))
+        made.append(Row(row_name, method, settings, {column: Cell(*map(float, cell.split("±")))
+                                                     for column, cell in pairs if cell.strip() != "-"}))
     return Table(name=name, seeds=tuple(range(1, seeds + 1)), columns=of_cells, rows=tuple(made), **given)
 
 

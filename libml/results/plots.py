@@ -57,7 +57,6 @@ def panels(rows: int, columns: int, width: float, height: float, grid: str = "")
 
 
 def save(figure: Figure, stem: str | Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Writes a figure in one or more formats and returns the paths, as `figure_files`."""
     paths = figure_files(stem, endings)
     for path, ending in zip(paths, endings, strict=True):
         metadata = {"Software" if ending == "png" else "Creator": SOFTWARE}

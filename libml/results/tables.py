@@ -37,7 +37,6 @@ def markdown(lines: list[list[str]]) -> str:
 
 
 def latex(lines: list[list[str]]) -> str:
-    """Formats a header and rows as a LaTeX tabular (booktabs)."""
     header, *rows = [" & ".join(cell.translate(_LATEX) for cell in line) + r" \\" for line in lines]
     return "\n".join([rf"\begin{{tabular}}{{l{'c' * (len(lines[0]) - 1)}}}", r"\toprule", header, r"\midrule", *rows,
                       r"\bottomrule", r"\end{tabular}"])
@@ -65,24 +64,19 @@ class Grid(NamedTuple):
     notes: tuple[str, ...]
 
 
-def settings(run: Run) -> dict:
-    """Returns what may set a run apart from another of its method: configuration and number of validation images."""
-    return {"valid": run.dataset.valid} | {key: value for key, value in run.settings.items() if sets_row_apart(key)}
-
-
 def row_labels(runs: Sequence[Run]) -> list[str]:
     """Returns for each run its method, with the settings in which runs of the method on the same data differ."""
-    values = defaultdict(set)
-    for run in runs:
-        for key, value in settings(run).items():
+    values, labels = defaultdict(set), []
+    settings = [{"valid": run.dataset.valid} | {key: value for key, value in run.settings.items()
+                                                if sets_row_apart(key)} for run in runs]
+    for run, own in zip(runs, settings, strict=True):
+        for key, value in own.items():
             values[run.method, run.dataset.dataset, run.dataset.labels, key].add(json.dumps(value))
     differing = {(method, key) for (method, *_, key), seen in values.items() if len(seen) > 1}
-
-    def label(run: Run) -> str:
-        shown = [f"{key}={value}" for key, value in sorted(settings(run).items()) if (run.method, key) in differing]
-        return f"{run.method} ({', '.join(shown)})" if shown else run.method
-
-    return [label(run) for run in runs]
+    for run, own in zip(runs, settings, strict=True):
+        shown = [f"{key}={value}" for key, value in sorted(own.items()) if (run.method, key) in differing]
+        labels.append(f"{run.method} ({', '.join(shown)})" if shown else run.method)
+    return labels
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -158,14 +152,12 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     """
     differences = np.asarray([ours[seed] - theirs[seed] for seed in sorted({*ours} & {*theirs})], np.float64)
     differences = differences.round(9)  # equal results differ by nothing, not by rounding: that would be an answer
-    count, low, high = len(differences), math.nan, math.nan
-    mean = float(differences.mean()) if count else math.nan
-    if count > 1:
-        from scipy.special import stdtrit  # slow to import
+    from scipy.special import stdtrit  # slow to import
 
-        reach = stdtrit(count - 1, 0.975) * mean_and_std(differences)[1] / math.sqrt(count)
-        low, high = mean - reach, mean + reach
-    return Difference(mean, low, high, tuple(differences.tolist()))
+    count = len(differences)
+    mean, std = mean_and_std(differences) if count else (math.nan, math.nan)
+    reach = stdtrit(count - 1, 0.975) * std / math.sqrt(count or 1)  # NaN of one
+    return Difference(mean, mean - reach, mean + reach, tuple(differences.tolist()))
 
 
 def differences(grid: Grid, reference: str) -> dict[tuple[str, Column], Difference]:
@@ -212,7 +204,6 @@ class Comparison(NamedTuple):
 
 
 def compare_with_paper(grid: Grid, tables: Iterable[str] = tuple(paper.TABLES)) -> list[Comparison]:
-    """Puts the paper's number beside each cell of a grid."""
     lines = []
     for (row, column), ours in grid.cells.items():
         printed = column._replace(metric="error") if column.metric == "accuracy" else column
@@ -241,7 +232,6 @@ def table_of(grid: Grid) -> list[list[str]]:
 
 
 def numbers_of(grid: Grid) -> list[list]:
-    """Returns a grid as numbers: mean, std and number of seeds of each column."""
     lines: list[list] = [["method", *(f"{column.title}, {number}" for column in grid.columns
                                       for number in ("mean", "std", "seeds"))]]
     for row in grid.rows:
