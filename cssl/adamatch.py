@@ -15,24 +15,15 @@ class AdaMatch(SSLModel):
     """Cross-entropy of the strong view with argmax a, where max a >= tau times the mean confidence with labels."""
 
     communicates = True
+    strong_labeled_too = property(lambda self: self.options.form == "authors")
+    optimizer_rule = property(lambda self: Nesterov(nesterov=self.options.form == "usb"))
 
     class Options(SSLModel.Options):
-        """AdaMatch's own hyperparameters; the authors' runs: form authors, confidence 0.9, uratio 3, wd 0.001, 2^17
-        updates."""
-
         confidence: float = option(0.95, "tau: threshold, relative to the mean confidence on labelled images", low=0,
                                    high=1, named=True)
         momentum: float = option(0.999, "decay of the averages of predictions", low=0, high=1)
         form: str = option("usb", "USB's, one pass; or the authors': labelled images also strong, their logits between "
                            "those of two passes, a warm-up, no Nesterov", choices=("usb", "authors"))
-
-    @property
-    def strong_labeled_too(self) -> bool:  # type: ignore[override]
-        return self.options.form == "authors"
-
-    @property
-    def optimizer_rule(self) -> Nesterov:
-        return Nesterov(nesterov=self.options.form == "usb")
 
     def learning_rate(self, images_seen):
         """As all methods', or lr cos(t arccos 1/4) in the authors' form, t the share of the run."""

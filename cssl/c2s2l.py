@@ -1,7 +1,4 @@
-"""C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction.
-
-A share of the labelled images is not trained on, but calibrates how possible each class of an unlabelled image is.
-"""
+"""C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction on held-out labels."""
 from __future__ import annotations
 
 import numpy as np
@@ -21,8 +18,6 @@ class C2S2L(SSLModel):
     presets = {"any": {"augment": "d.d.rac"}}
 
     class Options(SSLModel.Options):
-        """C2S2L's own hyperparameters; the paper searched calibration {.1, .25, .5}, gamma {.01, .1, 1}."""
-
         calibration: float = option(0.25, "share of the labelled images that is kept for calibration", above=0,
                                     high=0.9, named=True)
         score: str = option("diff", "nonconformity: the best other class's probability minus (diff) or over (prop) "

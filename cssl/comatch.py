@@ -18,8 +18,6 @@ class CoMatch(SSLModel):
     presets = {"stl10": {"wc": 5.0}}  # USB's
 
     class Options(SharedOptions):
-        """CoMatch's own hyperparameters; the authors trained 2^19 updates (--train_kimg=32768)."""
-
         wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True)
         wc: float = option(1.0, "lambda_c: weight of the contrastive loss; USB: 5 for STL-10", low=0, named=True)
         confidence: float = option(0.95, "tau: threshold on the largest value of the smoothed pseudo-label", low=0,

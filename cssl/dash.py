@@ -15,8 +15,6 @@ class Dash(SSLModel):
     """Cross-entropy of the strong view with the sharpened weak prediction t, where H(t, weak) <= rho."""
 
     class Options(SSLModel.Options):
-        """Dash's own hyperparameters, as in USB; the paper: decay_kimg 576, lr 0.06."""
-
         rho_min: float = option(0.05, "smallest threshold, from which on pseudo-labels are hard", low=0, named=True)
         gamma: float = option(1.27, "gamma: factor by which the threshold falls", low=1, named=True)
         C: float = option(1.0001, "C: factor of the first threshold", above=0)

@@ -1,7 +1,4 @@
-"""EnAET (Wang et al. 2020): MixMatch whose network must also let decoders recover how an image was transformed.
-
-The authors' length is --train_kimg=131072, 2^20 updates.
-"""
+"""EnAET (Wang et al. 2020): MixMatch whose network must also let decoders recover how an image was transformed."""
 import math
 
 import cssl

@@ -1,8 +1,4 @@
-"""Meta Pseudo Labels (Pham et al. 2021): a teacher, trained like UDA and by what its labels do to a student.
-
-By default what the authors' program computes, where the soft feedback has no gradient: a UDA teacher distilled into a
-student. The paper's algorithm is --feedback=hard --sign=paper. The authors' length is --train_kimg=37500.
-"""
+"""Meta Pseudo Labels (Pham et al. 2021): a teacher, trained like UDA and by what its labels do to a student."""
 import math
 
 import numpy as np
@@ -68,12 +64,9 @@ class MetaPseudoLabels(SSLModel):
 
     def weight_groups(self):
         """Student and teacher, each with its own time."""
-        def decays(variable):
-            return variable.name not in ("gamma", "beta")
-
-        return {"student": self.group(self.network.student.trainable_variables, decays),
-                "teacher": self.group(self.network.teacher.trainable_variables, decays)._replace(
-                    learning_rate=self.teacher_rate)}
+        student, teacher = (self.group(network.trainable_variables, lambda v: v.name not in ("gamma", "beta"))
+                            for network in (self.network.student, self.network.teacher))
+        return {"student": student, "teacher": teacher._replace(learning_rate=self.teacher_rate)}
 
     def teacher_rate(self, images_seen, wait=0.0):
         """lr (k + 1) / warm-up for its updates k, then lr (1 + cos(pi t)) / 2; both begin after a wait."""

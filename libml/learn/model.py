@@ -20,7 +20,7 @@ from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
 from libml.learn.packing import Packing, by_kind
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes
-from libml.learn.update import Adam, Group, Nesterov, PackedState, State, Update
+from libml.learn.update import Adam, Group, Nesterov, State, Update
 from libml.networks.custom import check_network
 from libml.randomness import HOST, fold_in
 
@@ -72,6 +72,7 @@ class SSLModel(KerasModel):
     uses_alignment = False  # whether the loss calls `aligned`
     uses_unlabeled = True
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
+    strong_labeled = False  # whether labelled images train on strong views
     strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
     weak_again = False  # whether as many unlabelled images as labelled ones have another weak view, views["weak_again"]
     cosine_decay = True  # of the learning rate; else it is constant
@@ -150,11 +151,6 @@ class SSLModel(KerasModel):
     def views_per_image(self) -> tuple[int, int]:
         """The numbers of weak and strong views per unlabelled image; all first views come before all second ones."""
         return 1, self.options.K
-
-    @property
-    def strong_labeled(self) -> bool:
-        """Whether labelled images train on strong views."""
-        return False
 
     def initial_state(self) -> dict[str, np.ndarray | Equal]:
         """Returns the method's own state by name, of any dtype: `Step.state` has it, the loss returns its update.
@@ -270,7 +266,7 @@ class SSLModel(KerasModel):
             seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(updates, tf.int64)])
         return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
-    def make_views(self, batch: dict, state: State | PackedState | None = None) -> dict:
+    def make_views(self, batch: dict, state: State | None = None) -> dict:
         """Makes float views of a batch of uint8 images, by the method's needs, and CTAugment's probe."""
         augmenter, state = self.augmenter, state or self.update.read()
         seed, rates = fold_in(self.step_seed(state.updates), VIEW_SEEDS), state.others.get("rates")
@@ -415,10 +411,7 @@ class AdamModel(SSLModel):
     cosine_decay = False
     decoupled_weight_decay = True
     optimizer_rule = Adam()
-
-    @property
-    def views_per_image(self) -> tuple[int, int]:
-        return 1, 0
+    views_per_image = (1, 0)
 
     class Options(ConsistencyOptions):
         """Hyperparameters of Adam."""
