@@ -27,7 +27,6 @@ class CSSL(SSLModel):
                 "aligned": a}
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """L*(Q, p) with Q from the weak view."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         sets = self.credal_sets(views["weak"], q, step.predictions)
         loss = losses.credal_loss(strong, sets["class"], sets["alpha"])

@@ -48,7 +48,6 @@ class Dash(SSLModel):
         return UnlabeledLoss(losses.soft_cross_entropy(strong, target), mask, {"monitors/rho": rho}, step.state)
 
     def compute_losses(self, views, step):
-        """H(label, p) + wu [H(t, weak) <= rho] H(t, p)."""
         output = super().compute_losses(views, step)
         left = self.warmup_images - step.images_seen
         inside = tf.cast((left > 0) & (left <= WINDOW * self.options.batch), tf.float32)

@@ -59,11 +59,9 @@ class MetaPseudoLabels(SSLModel):
         super().__init__(networks.TeacherAndStudent(network, teacher), num_classes, seed=seed, **arguments)
 
     def initial_state(self):
-        """The moving average of the change of the student's loss."""
         return {"baseline": np.zeros((), np.float32)}
 
     def weight_groups(self):
-        """Student and teacher, each with its own time."""
         student, teacher = (self.group(network.trainable_variables, lambda v: v.name not in ("gamma", "beta"))
                             for network in (self.network.student, self.network.teacher))
         return {"student": student, "teacher": teacher._replace(learning_rate=self.teacher_rate)}

@@ -40,7 +40,6 @@ class SoftMatch(SSLModel):
         return tf.exp(-tf.minimum(c - mu, 0.0) ** 2 * self.options.n_sigma ** 2 / (2 * var))
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """H(argmax q, p) and the weight of q."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         weights, state = self.weights(q, step)
         return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(q, -1)), weights,

@@ -165,18 +165,6 @@ AUTO_OPS: dict[str, Op] = {
 }
 
 
-def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
-    """One operation of any table in the graph: images uint8 [N, H, W, C], params float32 [N, parameters]."""
-    op = (OPS | AUTO_OPS)[name]
-    return op.graph(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
-
-
-def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
-    """The definition of `apply`: Pillow, one image after the other."""
-    alone = {"ops": np.zeros([len(images), 1], np.int32), "params": np.asarray(params, np.float32)[:, None]}
-    return pillow_policy({name: (OPS | AUTO_OPS)[name]}, images, alone)
-
-
 # Policies: every image of a batch goes through its own operations. Forms in the graph: for ordinary kernels; for XLA on
 # a CPU; for XLA on a GPU.
 PARTITIONED, CHUNKED, SELECTED = "partitioned", "chunked", "selected"

@@ -1,6 +1,4 @@
 """A user's images, in folders or listed in a CSV file: which files there are, what suits them. Needs no TensorFlow."""
-from __future__ import annotations
-
 import collections
 import csv
 import io
@@ -153,12 +151,6 @@ class _Walk:
         return None
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link to itself
-        return entry.is_dir()
-    return False
-
-
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
@@ -183,7 +175,7 @@ def _list_folder(path: Path) -> Listing:
     parts = {part: list[File]() for part in PARTS}
     for part in ("train", "test", "valid"):
         for entry in walk.entries(path / part):
-            if not _is_folder(entry):
+            if not os.path.isdir(entry):
                 if walk.image("", entry):
                     walk.passed["images in no class folder"].append(entry.path)
                 continue

@@ -1,4 +1,5 @@
 """What is known of a dataset without its images: the grammar of names, and one entry per dataset."""
+import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,6 @@ class Dataset:
     auto_augment: str = ""  # the dataset on which AutoAugment's policies for it were found, "" for none
 
 
-def _digits() -> "Source":
-    from libml.data import sources
-
-    return sources.digits()
-
-
 _SVHN = Dataset(tfds_name="svhn_cropped", mirror=False, relabel=lambda digit: (digit - 1) % 10, auto_augment="svhn")
 
 DATASETS: dict[str, Dataset] = {
@@ -46,7 +41,7 @@ DATASETS: dict[str, Dataset] = {
     "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True),
     "fashion_mnist": Dataset(tfds_name="fashion_mnist"),
     # A small net and fast averages: minutes on a CPU.
-    "digits": Dataset(16, mirror=False, load=_digits, presets={
+    "digits": Dataset(16, mirror=False, load=lambda: importlib.import_module("libml.data.sources").digits(), presets={
         "filters": 16, "repeat": 1, "scales": 3, "batch": 32, "ema": 0.98, "bn_momentum": 0.98, "train_kimg": 30.0,
         "report_kimg": 0.5, "save_kimg": 5.0, "keep_ckpt": 2, "warmup_kimg": 4.0}),
 }

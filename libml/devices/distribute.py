@@ -194,11 +194,8 @@ class ProcessGroup:
             place = tf.one_hot(context.replica_id_in_sync_group, replicas, dtype=values.dtype)
             return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * values)
 
-        @tf.function(autograph=False)
-        def run(values):
-            return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
-
-        self._run = run
+        self._run = tf.function(lambda values: strategy.experimental_local_results(
+            strategy.run(share, args=(values,)))[0], autograph=False)
         self._longest: dict[str, float] = {}  # seconds that one of something has taken
 
     def all_gather(self, *values: float) -> np.ndarray:

@@ -414,8 +414,6 @@ class AdamModel(SSLModel):
     views_per_image = (1, 0)
 
     class Options(ConsistencyOptions):
-        """Hyperparameters of Adam."""
-
         lr: float = option(0.002, "learning rate of Adam, constant", above=0, named=True)
         wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0,
                            named=True)

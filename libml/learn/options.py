@@ -27,8 +27,6 @@ class SharedOptions:
 
 
 class FixMatchOptions(SharedOptions):
-    """Those of FixMatch and its relatives."""
-
     wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True, needs="unlabelled images")
     K: int = option(1, "strong views per unlabelled image", low=1, needs="unlabelled images")
 

@@ -76,8 +76,6 @@ class Adam:
 
 
 class Group(NamedTuple):
-    """Weights that are trained alike."""
-
     indices: Sequence[int]  # positions among the network's weights
     decayed: Sequence[int]  # those of the weights that decay
     rule: Nesterov | Adam  # makes new weights of gradients
