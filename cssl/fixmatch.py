@@ -35,7 +35,6 @@ class FixMatch(SSLModel):
         return Nesterov(options.momentum, options.nesterov)
 
     def learning_rate(self, images_seen):
-        """The cosine, or lr + (lr_end - lr) t, t from 0 to 1 over the run."""
         if self.options.lr_decay == "cosine":
             return super().learning_rate(images_seen)
         progress = tf.cast(images_seen, tf.float32) / self.total_images

@@ -23,7 +23,6 @@ class FlexMatch(SSLModel):
         return {"chosen": np.full(self.num_unlabeled, -1, np.int32), "counts": np.zeros(self.num_classes, np.int32)}
 
     def learned(self, counts):
-        """beta_k = n_k / max(max_k n_k, unused) [C], or n_k / max_k n_k."""
         counts, total = tf.cast(counts, tf.float32), float(self.num_unlabeled)
         most = tf.reduce_max(counts)
         if self.options.thresh_warmup:

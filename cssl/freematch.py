@@ -33,7 +33,6 @@ class FreeMatch(SSLModel):
         return new | {"tau": tf.minimum(new["tau"], self.options.tau_max)}
 
     def thresholds(self, state: dict[str, tf.Tensor]) -> tf.Tensor:
-        """tau p_k / max p [C]."""
         return state["tau"] * state["p"] / tf.reduce_max(state["p"])
 
     def fairness(self, strong: tf.Tensor, mask: tf.Tensor, state: dict[str, tf.Tensor], step: Step) -> tf.Tensor:

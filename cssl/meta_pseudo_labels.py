@@ -18,10 +18,7 @@ def centred(change, average):
 
 
 class MetaPseudoLabels(SSLModel):
-    """The student learns the teacher's labels of strong views; the teacher learns how that changes the student's loss.
-
-    Evaluated is the average of the student's weights.
-    """
+    """The student learns the teacher's labels of strong views; the teacher, how that changes the student's loss."""
 
     views_per_image = (1, 1)
     communicates = True  # the student's step comes before the teacher's gradient
@@ -85,7 +82,6 @@ class MetaPseudoLabels(SSLModel):
         return tf.minimum(self.options.ema, (1 + updates) / (10 + updates))
 
     def smooth(self, target):
-        """(1 - ls) t + ls / C."""
         return (1 - self.options.label_smoothing) * target + self.options.label_smoothing / self.num_classes
 
     def compute_gradients(self, views, step):

@@ -46,7 +46,6 @@ class SimMatch(SSLModel):
                 tf.math.divide_no_nan(by_instance, tf.reduce_sum(by_instance, 1, keepdims=True)))
 
     def likeness(self, z: tf.Tensor, bank: tf.Tensor) -> tf.Tensor:
-        """softmax over the labelled images of z bank / t [N, labelled]."""
         return tf.nn.softmax(tf.matmul(z, bank, transpose_b=True) / self.options.temperature)
 
     def updated_bank(self, index: tf.Tensor, z: tf.Tensor, label: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:

@@ -18,8 +18,6 @@ GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 o
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where the images come from, what they look like, and which options suit them."""
-
     width: int = 32  # in pixels, to which smaller images are padded; decides how many stages a network has
     mirror: bool = True  # whether a mirrored image keeps its class (house numbers and digits do not)
     presets: Mapping[str, float] = field(default_factory=dict)  # options where the user says nothing

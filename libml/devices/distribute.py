@@ -40,8 +40,6 @@ LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledE
 
 
 class WorkerLost(UserError):
-    """Another process of the run is gone."""
-
     exit_code = 75  # "try again later": the same command continues
 
 
@@ -96,8 +94,7 @@ def onednn_is_on() -> bool:
 
 
 def communication(options: ScaleOptions, gpus: int) -> str:
-    """Returns by what replicas exchange, where each process has so many GPUs: TensorFlow itself would not take NCCL
-    between machines."""
+    """Returns by what replicas exchange: TensorFlow itself would not take NCCL between machines."""
     if options.communication == "nccl" and not gpus:
         raise UserError("--communication=nccl: this process sees no GPU, without which there is no NCCL; leave it out.")
     return options.communication if options.communication != "auto" else "nccl" if gpus else "ring"
@@ -259,8 +256,7 @@ class ProcessGroup:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Turns the errors that TensorFlow raises when another process is gone, or an operation does not repeat bit by
-        bit, into one clear line."""
+        """Turns the errors of a lost process, or of an operation that does not repeat bit by bit, into one line."""
         try:
             yield
         except (tf.errors.UnimplementedError, RuntimeError) as error:

@@ -353,7 +353,6 @@ class KerasModel(_KerasModel):
         super().save(filepath, *arguments, **named)
 
     def get_config(self) -> dict:
-        """Returns what the model was made of."""
         given = {name: dataclasses.asdict(value) if name == "options" and value else value
                  for name, value in self.made_of.items()}
         return {"dtype_policy": self.dtype_policy.name, **keras.saving.serialize_keras_object(given)}

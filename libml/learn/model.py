@@ -184,7 +184,6 @@ class SSLModel(KerasModel):
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
-        """Of the average of the weights."""
         return self.options.ema
 
     def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step) -> UnlabeledLoss:
@@ -208,10 +207,7 @@ class SSLModel(KerasModel):
         return LossOutput(xe + self.options.wu * xeu, scalars, found.state, (weak, found.mask), found.mean_prediction)
 
     def compute_gradients(self, views: dict, step: Step) -> tuple[list[tf.Tensor], LossOutput]:
-        """Returns the gradients of all weights on this replica, without weight decay, and the loss.
-
-        A method whose loss needs weights that this very update makes has its own way to them.
-        """
+        """Returns the gradients of all weights on this replica, without weight decay, and the loss."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
             output = self.compute_losses(views, step)
@@ -221,10 +217,7 @@ class SSLModel(KerasModel):
     # What losses and programs use.
 
     def forward_together(self, views: dict, step: Step, outputs: tuple[str, ...] | None = None) -> tuple:
-        """Logits of labelled, weak and strong views from one forward pass, the weak ones repeated for K strong views.
-
-        With `outputs` each of the three is a tuple of them. Batch normalisation sees all views together.
-        """
+        """Logits, or tuples of `outputs`, of labelled, weak (repeated for K strong) and strong views, from one pass."""
         parts = [views["labeled"], views["weak"], views["strong"]]
         sizes = [part.shape[0] for part in parts]
 
@@ -323,8 +316,7 @@ class SSLModel(KerasModel):
 
     def infer(self, images: tf.Tensor, ema: bool = True,
               values: tuple[list[tf.Tensor], list[tf.Tensor]] | None = None) -> tf.Tensor:
-        """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics, or
-        from other `values` of both."""
+        """Returns logits by the averaged (or raw) weights and the moving statistics, or by other `values` of both."""
         if values is None:
             items = self.checkpoint_items()
             weights, statistics = ([tf.convert_to_tensor(v) for v in items[name]]

@@ -163,8 +163,7 @@ class Update:
     def next_state(self, state: State, views: dict) -> tuple[State, Scalars]:
         """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable.
 
-        A loop that carries the state spares each update the reading and writing. Labels of unlabelled images do not
-        reach the loss.
+        Labels of unlabelled images do not reach the loss.
         """
         model, unpacked, views = self.model, self.unpack(state), dict(views)
         _warn_of_onednn(model.network)

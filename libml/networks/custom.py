@@ -51,8 +51,7 @@ def check_network(network: keras.Model, num_classes: int) -> None:
 
 
 def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-    """Raises UserError unless a network makes finite logits of noise, as for predictions and in training, and no more.
-    """
+    """Raises UserError unless a network makes finite logits of noise, and no more, in predictions and in training."""
     rng, size, name = np.random.RandomState(0), 8, f"The network {network.name}"
     weights = [tf.convert_to_tensor(v) for v in network.trainable_variables]
     options = {"seed": tf.constant([0, 0], tf.int64)} if "seed" in inspect.signature(network.call).parameters else {}
