@@ -1,13 +1,11 @@
 """C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction on held-out labels."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml import augment
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import Equal, LossOutput, SSLModel, Step, losses
+from libml.learn import Equal, LossOutput, SSLModel, losses
 
 EPOCH = 1024  # updates
 
@@ -35,7 +33,7 @@ class C2S2L(SSLModel):
         return {**{f"snapshot_{i}": Equal(v.numpy()) for i, v in enumerate(network)},
                 "scores": np.full(len(self.calibration_classes), np.inf, np.float32)}
 
-    def snapshot(self, step: Step) -> dict[str, tf.Tensor]:
+    def snapshot(self, step):
         """The state, new at epochs' starts and every `refresh` updates."""
         update = step.images_seen // self.options.batch % EPOCH
         due = (update == 0) | (update % self.options.refresh == self.options.refresh - 1)
@@ -46,13 +44,13 @@ class C2S2L(SSLModel):
         scores = tf.cond(due, lambda: self.calibrate(state), lambda: step.state["scores"])
         return state | {"scores": tf.stop_gradient(scores)}
 
-    def logits(self, images: tf.Tensor, state: dict[str, tf.Tensor]) -> tf.Tensor:
+    def logits(self, images, state):
         """Of float images, from the snapshot [N, C]."""
         size, rest = len(self.network.trainable_variables), len(self.network.non_trainable_variables)
         network = [state[f"snapshot_{i}"] for i in range(size + rest)]
         return tf.stop_gradient(self.infer(images, values=(network[:size], network[size:])))
 
-    def calibrate(self, state: dict[str, tf.Tensor], chunk: int = 256) -> tf.Tensor:
+    def calibrate(self, state, chunk=256):
         """Nonconformity of the calibration images with their true classes [n], sorted; some images at a time."""
         size = len(self.calibration_classes)
         rows = np.resize(np.arange(size), (-(-size // chunk), min(chunk, size)))  # the last chunk is filled up
@@ -62,14 +60,14 @@ class C2S2L(SSLModel):
         p = tf.nn.softmax(tf.reshape(logits, [-1, self.num_classes])[:size])
         return tf.sort(tf.gather(self.nonconformity(p), self.calibration_classes, batch_dims=1))
 
-    def nonconformity(self, p: tf.Tensor) -> tf.Tensor:
+    def nonconformity(self, p):
         """How badly each class fits [N, C]: max_{j != k} p_j - p_k, or max_{j != k} p_j / (p_k + gamma)."""
         best, index = tf.math.top_k(p, 2)
         first = tf.one_hot(index[:, 0], self.num_classes, on_value=True, off_value=False)
         other = tf.where(first, best[:, 1:], best[:, :1])
         return other - p if self.options.score == "diff" else other / (p + (self.options.gamma + 1e-5))
 
-    def possibility(self, p: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    def possibility(self, p, scores):
         """pi_k [N, C]: the share of calibration scores, and this one, that are at least score_k; the largest made 1."""
         found, size = tf.reshape(self.nonconformity(p), [-1]), scores.shape[0]
         fewer = tf.reshape(tf.searchsorted(scores, found), tf.shape(p))

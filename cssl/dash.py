@@ -1,12 +1,10 @@
 """Dash (Xu et al. 2021): an unlabelled image counts while its loss is below a threshold that falls over the run."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import SSLModel, Step, UnlabeledLoss, losses
+from libml.learn import SSLModel, UnlabeledLoss, losses
 
 WINDOW = 256  # last updates of the warm-up, whose labelled loss the threshold starts from
 
@@ -27,11 +25,11 @@ class Dash(SSLModel):
         return {"total": np.zeros((), np.float32), "count": np.zeros((), np.float32)}
 
     @property
-    def warmup_images(self) -> int:
+    def warmup_images(self):
         """Labelled images before the first unlabelled one counts."""
         return round(1024 * self.options.warmup_kimg)
 
-    def threshold(self, step: Step) -> tf.Tensor:
+    def threshold(self, step):
         """rho = max(C gamma^-k rho^, rho_min); rho^: mean labelled loss after the warm-up (Eq. 17)."""
         options = self.options
         k = tf.maximum(step.images_seen - self.warmup_images, 0) // max(1, round(1024 * options.decay_kimg))

@@ -11,12 +11,6 @@ from libml.learn import LossOutput, SharedOptions, SSLModel, losses, mixing
 from libml.randomness import derived_seed
 
 
-def centred(change, average):
-    """Returns a change minus its moving average, which has it already, and that average."""
-    average = average + 0.01 * (change - average)
-    return change - average, average
-
-
 class MetaPseudoLabels(SSLModel):
     """The student learns the teacher's labels of strong views; the teacher, how that changes the student's loss."""
 
@@ -130,7 +124,9 @@ class MetaPseudoLabels(SSLModel):
                                update_statistics=False, **passes)
             after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
             change = step.mean(tf.stop_gradient(after - before))
-            h, baseline = centred(-change if self.options.sign == "paper" else change, baseline)
+            change = -change if self.options.sign == "paper" else change
+            baseline += 0.01 * (change - baseline)
+            h = change - baseline
         scalars = {"losses/student": loss, "losses/student_xe": before, "monitors/feedback": h}
         return LossOutput(loss, scalars, {"baseline": baseline}), gradients
 

@@ -1,8 +1,7 @@
 """The operations: for each its bins, its definition in Pillow, and the same in the graph; and policies of them.
 
 `OPS` holds CTAugment's 19 operations on RGB, `RAND_OPS` the 14 of RandAugment on RGBA (or RGB), `AUTO_OPS` those and
-AutoAugment's two more. A new operation is one entry. Parameters are float32 in [0, 1); Python's float arithmetic on
-them (double precision) is part of the definition.
+AutoAugment's two more. Parameters are float32 in [0, 1); Python's arithmetic on them, in doubles, is part of them.
 """
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -47,8 +47,7 @@ DATASETS: dict[str, Dataset] = {
 
 @dataclass(frozen=True)
 class DatasetName:
-    """The fields of a name such as cifar10.3@40-1; of a user's images without the rest, all labels and a split that
-    suits them. `arrays` are those of a Python program."""
+    """The fields of a name such as cifar10.3@40-1, or of own images alone: all labels, a split that suits them."""
 
     dataset: str
     seed: int

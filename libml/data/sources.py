@@ -57,8 +57,7 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
 
 
 def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
-    """Resizes one Pillow image to size x size (or another width), upright, to RGB uint8; of 16 bits the upper 8.
-    ValueError for numbers of unknown scale, which would become black or white."""
+    """Resizes one image to size x size (or another width), upright, in RGB bytes; ValueError for unknown scales."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
     if image.mode == "F" or image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
         levels = np.asarray(image).astype(np.float64)

@@ -52,8 +52,7 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
     if text:
         try:
             cluster = dict(json.loads(text))
-            jobs, task = cluster.get("cluster", {}), cluster.get("task", {})
-            _check_jobs(jobs, task)
+            _check_jobs(cluster.get("cluster", {}), cluster.get("task", {}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"TF_CONFIG is not usable ({type(error).__name__}: {error}); expected something like "
                             '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}.') \

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from libml import augment
 from libml.config import make_options, option
@@ -100,7 +99,7 @@ class SSLModel(KerasModel):
         self.num_labeled, self.num_unlabeled = set_sizes
         self.jit, self.loss_scaling, self.update = jit, loss_scaling, Update(self)
 
-        def state(name: str, value: ArrayLike, dtype: str = "float32") -> keras.Variable:
+        def state(name, value, dtype="float32"):
             value = np.asarray(value, dtype)
             return self.add_weight(name=name, shape=value.shape, initializer=lambda *_, **__: tf.constant(value),
                                    dtype=dtype, trainable=False, autocast=False, aggregation="only_first_replica")
@@ -329,8 +328,8 @@ class SSLModel(KerasModel):
                     **options: tf.Tensor | float) -> tuple:
         """Returns what the network makes of float images by given weights and statistics, and the statistics after it.
 
-        As Keras's stateless_call. In half precision the weights of convolutions are cast together, at once for a pass,
-        where Keras would start a kernel for each of them and for each of their gradients.
+        As Keras's stateless_call, which would start a kernel for each cast of a weight, and of a gradient, to half
+        precision: here those of convolutions are cast together.
         """
         network = self.network
         if self.image_statistics is not None:  # whitening

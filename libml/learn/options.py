@@ -32,7 +32,7 @@ class FixMatchOptions(SharedOptions):
 
 
 class ThresholdOptions(FixMatchOptions):
-    """Those of its relatives that select images as FixMatch does."""
+    """Those of FixMatch's relatives that select images as it does."""
 
     confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0, high=1,
                                named=True)

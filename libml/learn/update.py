@@ -132,9 +132,8 @@ class Update:
     def read(self) -> State:
         """Reads all that an update depends on and changes, once.
 
-        Whatever uses a value must use this reading of it, from which its new value is computed too. Then data flow
-        alone puts every use before the change. A second read would be ordered by a control dependency only, and
-        TensorFlow's graph optimiser drops some of those: it has been seen to read what the same step had written.
+        Data flow alone then puts every use of a value before its change. A second read would be ordered by a control
+        dependency only, some of which TensorFlow's graph optimiser drops: it then reads what the step has written.
         """
         state = tf.nest.map_structure(tf.convert_to_tensor, self._variables())
         return state._replace(updates=tf.cast(state.updates, tf.int32))
@@ -161,13 +160,10 @@ class Update:
                               slots=self.slots.unpack(state.slots))
 
     def next_state(self, state: State, views: dict) -> tuple[State, Scalars]:
-        """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable.
-
-        Labels of unlabelled images do not reach the loss.
-        """
+        """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable."""
         model, unpacked, views = self.model, self.unpack(state), dict(views)
         _warn_of_onednn(model.network)
-        probe, held_back = views.pop("probe", None), views.pop("unlabeled_label", None)
+        probe, held_back = views.pop("probe", None), views.pop("unlabeled_label", None)  # no loss sees it
         used = unpacked._replace(others={name: value for name, value in state.others.items() if name != "rates"})
         backward = self.compiled if model.jit else self.backward
         found = backward(views, fold_in(model.step_seed(state.updates), LOSS_SEEDS), used, held_back)
@@ -258,9 +254,8 @@ class Update:
 def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
     """Compares argmax(scores [N, C]) with held-back labels (-1: unknown), over all images and over those used.
 
-    Returns the shares of images that count, and of images that count and are right: the quotient of their sums is the
-    accuracy over any number of batches, even if some batch has no image that counts. Where there are several views of
-    the images, the first one counts.
+    Returns the shares of images that count, and that count and are right: the quotient of their sums is the accuracy
+    over any number of batches, even if some have no image that counts. Of several views the first one counts.
     """
     n = labels.shape[0]
     mask = tf.ones(labels.shape) if mask is None else mask[:n]
@@ -274,10 +269,7 @@ def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor |
 
 
 def pseudo_label_accuracy(scalars: dict[str, float]) -> dict[str, float]:
-    """Turns shares, averaged over batches, into the accuracy of all pseudo-labels and of those that were used.
-
-    Where there were none, it is left out; of tensors, it is NaN.
-    """
+    """Turns shares, averaged over batches, into accuracies; that of no pseudo-label is left out, or a tensor's NaN."""
     scalars = dict(scalars)
     for name, accuracy in (("known", "pseudo_accuracy"), ("used", "pseudo_accuracy_masked")):
         counted, right = (scalars.pop(f"monitors/pseudo_{name}{part}", 0.0) for part in ("", "_correct"))
