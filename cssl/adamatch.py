@@ -1,6 +1,4 @@
 """AdaMatch (Berthelot et al. 2022): FixMatch with a relative threshold and labels' predictions as prior."""
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -8,31 +6,22 @@ import numpy as np
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import ALIGNMENT_LENGTH, Equal, LossOutput, Nesterov, SSLModel, Step, banks, losses, mixing
+from libml.learn import ALIGNMENT_LENGTH, Equal, LossOutput, Nesterov, SSLModel, banks, losses, mixing
 
 
 class AdaMatch(SSLModel):
     """Cross-entropy of the strong view with argmax a, where max a >= tau times the mean confidence with labels."""
 
     communicates = True
+    strong_labeled_too = property(lambda self: self.options.form == "authors")
+    optimizer_rule = property(lambda self: Nesterov(nesterov=self.options.form == "usb"))
 
     class Options(SSLModel.Options):
-        """AdaMatch's own hyperparameters; the authors' runs: form authors, confidence 0.9, uratio 3, wd 0.001, 2^17
-        updates."""
-
         confidence: float = option(0.95, "tau: threshold, relative to the mean confidence on labelled images", low=0,
                                    high=1, named=True)
         momentum: float = option(0.999, "decay of the averages of predictions", low=0, high=1)
         form: str = option("usb", "USB's, one pass; or the authors': labelled images also strong, their logits between "
                            "those of two passes, a warm-up, no Nesterov", choices=("usb", "authors"))
-
-    @property
-    def strong_labeled_too(self) -> bool:  # type: ignore[override]
-        return self.options.form == "authors"
-
-    @property
-    def optimizer_rule(self) -> Nesterov:
-        return Nesterov(nesterov=self.options.form == "usb")
 
     def learning_rate(self, images_seen):
         """As all methods', or lr cos(t arccos 1/4) in the authors' form, t the share of the run."""
@@ -46,7 +35,7 @@ class AdaMatch(SSLModel):
         unlabeled = np.zeros_like(uniform) if self.options.form == "usb" else np.tile(uniform, [ALIGNMENT_LENGTH, 1])
         return {"p_labeled": Equal(uniform), "p_unlabeled": Equal(unlabeled)}
 
-    def targets(self, labeled: tf.Tensor, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, tf.Tensor, dict]:
+    def targets(self, labeled, q, step):
         """Aligned predictions a [N, C], mask [N] and new state, from probabilities of labelled and of weak views."""
         options, state = self.options, step.state
         *means, confidence = step.mean([tf.reduce_mean(labeled, 0), tf.reduce_mean(q, 0),
@@ -60,7 +49,7 @@ class AdaMatch(SSLModel):
         a = losses.align(q, p_data=p_l, p_model=p_u)
         return a, losses.confidence_mask(a, options.confidence * confidence), {"p_labeled": p_l, "p_unlabeled": average}
 
-    def warmup(self, step: Step) -> tf.Tensor:
+    def warmup(self, step):
         """The weight of the unlabelled loss: (1 - cos(2 pi t)) / 2 in the first half of the authors' form, then 1."""
         if self.options.form == "usb":
             return tf.ones([])

@@ -1,6 +1,4 @@
 """AlphaMatch (Gong, Wang & Liu 2021): weak and strong views agree with a target under an alpha-divergence."""
-from __future__ import annotations
-
 import math
 
 import cssl
@@ -9,7 +7,7 @@ from libml.lazy import tf
 from libml.learn import LossOutput, SSLModel, losses
 
 
-def powered_mean(log_p: tf.Tensor, weights: list[float], alpha: float) -> tf.Tensor:
+def powered_mean(log_p, weights, alpha):
     """log of (sum_i w_i p_ik^(1 - alpha))^(1 / (1 - alpha)) [N, C], of log p [views, N, C]."""
     if alpha == 1:
         return tf.tensordot(weights, log_p, 1)

@@ -1,16 +1,11 @@
-"""C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction.
-
-A share of the labelled images is not trained on, but calibrates how possible each class of an unlabelled image is.
-"""
-from __future__ import annotations
-
+"""C2S2L (Lienen, Demir & Hüllermeier 2023): CSSL with credal sets from conformal prediction on held-out labels."""
 import numpy as np
 
 import cssl
 from libml import augment
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import Equal, LossOutput, SSLModel, Step, losses
+from libml.learn import Equal, LossOutput, SSLModel, losses
 
 EPOCH = 1024  # updates
 
@@ -21,8 +16,6 @@ class C2S2L(SSLModel):
     presets = {"any": {"augment": "d.d.rac"}}
 
     class Options(SSLModel.Options):
-        """C2S2L's own hyperparameters; the paper searched calibration {.1, .25, .5}, gamma {.01, .1, 1}."""
-
         calibration: float = option(0.25, "share of the labelled images that is kept for calibration", above=0,
                                     high=0.9, named=True)
         score: str = option("diff", "nonconformity: the best other class's probability minus (diff) or over (prop) "
@@ -40,7 +33,7 @@ class C2S2L(SSLModel):
         return {**{f"snapshot_{i}": Equal(v.numpy()) for i, v in enumerate(network)},
                 "scores": np.full(len(self.calibration_classes), np.inf, np.float32)}
 
-    def snapshot(self, step: Step) -> dict[str, tf.Tensor]:
+    def snapshot(self, step):
         """The state, new at epochs' starts and every `refresh` updates."""
         update = step.images_seen // self.options.batch % EPOCH
         due = (update == 0) | (update % self.options.refresh == self.options.refresh - 1)
@@ -51,13 +44,13 @@ class C2S2L(SSLModel):
         scores = tf.cond(due, lambda: self.calibrate(state), lambda: step.state["scores"])
         return state | {"scores": tf.stop_gradient(scores)}
 
-    def logits(self, images: tf.Tensor, state: dict[str, tf.Tensor]) -> tf.Tensor:
+    def logits(self, images, state):
         """Of float images, from the snapshot [N, C]."""
         size, rest = len(self.network.trainable_variables), len(self.network.non_trainable_variables)
         network = [state[f"snapshot_{i}"] for i in range(size + rest)]
         return tf.stop_gradient(self.infer(images, values=(network[:size], network[size:])))
 
-    def calibrate(self, state: dict[str, tf.Tensor], chunk: int = 256) -> tf.Tensor:
+    def calibrate(self, state, chunk=256):
         """Nonconformity of the calibration images with their true classes [n], sorted; some images at a time."""
         size = len(self.calibration_classes)
         rows = np.resize(np.arange(size), (-(-size // chunk), min(chunk, size)))  # the last chunk is filled up
@@ -67,14 +60,14 @@ class C2S2L(SSLModel):
         p = tf.nn.softmax(tf.reshape(logits, [-1, self.num_classes])[:size])
         return tf.sort(tf.gather(self.nonconformity(p), self.calibration_classes, batch_dims=1))
 
-    def nonconformity(self, p: tf.Tensor) -> tf.Tensor:
+    def nonconformity(self, p):
         """How badly each class fits [N, C]: max_{j != k} p_j - p_k, or max_{j != k} p_j / (p_k + gamma)."""
         best, index = tf.math.top_k(p, 2)
         first = tf.one_hot(index[:, 0], self.num_classes, on_value=True, off_value=False)
         other = tf.where(first, best[:, 1:], best[:, :1])
         return other - p if self.options.score == "diff" else other / (p + (self.options.gamma + 1e-5))
 
-    def possibility(self, p: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    def possibility(self, p, scores):
         """pi_k [N, C]: the share of calibration scores, and this one, that are at least score_k; the largest made 1."""
         found, size = tf.reshape(self.nonconformity(p), [-1]), scores.shape[0]
         fewer = tf.reshape(tf.searchsorted(scores, found), tf.shape(p))

@@ -1,13 +1,11 @@
 """CoMatch (Li, Xiong & Hoi 2021): pseudo-labels smoothed over a memory, and a graph of them to learn embeddings."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import Equal, LossOutput, SharedOptions, SSLModel, Step, banks, losses
+from libml.learn import Equal, LossOutput, SharedOptions, SSLModel, banks, losses
 
 
 class CoMatch(SSLModel):
@@ -18,8 +16,6 @@ class CoMatch(SSLModel):
     presets = {"stl10": {"wc": 5.0}}  # USB's
 
     class Options(SharedOptions):
-        """CoMatch's own hyperparameters; the authors trained 2^19 updates (--train_kimg=32768)."""
-
         wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True)
         wc: float = option(1.0, "lambda_c: weight of the contrastive loss; USB: 5 for STL-10", low=0, named=True)
         confidence: float = option(0.95, "tau: threshold on the largest value of the smoothed pseudo-label", low=0,
@@ -43,12 +39,12 @@ class CoMatch(SSLModel):
                   "bank_q": (size, self.num_classes)}
         return {name: Equal(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
 
-    def over_mean(self, q: tf.Tensor, means: tf.Tensor) -> tf.Tensor:
+    def over_mean(self, q, means):
         """q over the mean of the last predictions, normalised [N, C]; the authors add nothing to either."""
         a = tf.math.divide_no_nan(q, tf.reduce_sum(means, 0))
         return a / tf.reduce_sum(a, 1, keepdims=True)
 
-    def smoothed(self, a: tf.Tensor, z: tf.Tensor, step: Step) -> tf.Tensor:
+    def smoothed(self, a, z, step):
         """alpha a + (1 - alpha) softmax(z bank_z / t) bank_q, once the memory is full and a batch old."""
         bank_z, bank_q = step.state["bank_z"], step.state["bank_q"]
         likeness = tf.nn.softmax(tf.matmul(z, bank_z, transpose_b=True) / self.options.temperature)
@@ -56,7 +52,7 @@ class CoMatch(SSLModel):
         ready = step.images_seen // self.options.batch > self.options.queue_batch
         return tf.where(ready & tf.reduce_any(bank_q[0] > 0), mixed, a)
 
-    def contrastive(self, target: tf.Tensor, z0: tf.Tensor, z1: tf.Tensor) -> tf.Tensor:
+    def contrastive(self, target, z0, z1):
         """H of each row [N] of the graph of embeddings with that of pseudo-labels."""
         graph = tf.linalg.set_diag(tf.matmul(target, target, transpose_b=True), tf.ones_like(target[:, 0]))
         graph = tf.where(graph < self.options.contrast_th, 0.0, graph)

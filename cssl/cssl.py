@@ -19,15 +19,13 @@ class CSSL(SSLModel):
                                 "code and Sec. 3.4) or of the aligned one (Algorithm 1)", choices=("raw", "aligned"))
 
     def credal_sets(self, images, q, predictions=None):
-        """y = argmax q (or a) and alpha = 1 - max a (Sec. 3.4), with a aligned by a step's average of predictions or by
-        the present one."""
+        """y = argmax q (or a) and alpha = 1 - max a (Sec. 3.4), a aligned by `predictions` or by the present ones."""
         a = self.aligned(q, self.predictions.value if predictions is None else predictions)
         y = tf.argmax(q if self.options.reference == "raw" else a, -1)
         return {"class": y, "alpha": tf.clip_by_value(1 - tf.reduce_max(a, -1), self.options.alpha_bound, 1.0),
                 "aligned": a}
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """L*(Q, p) with Q from the weak view."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         sets = self.credal_sets(views["weak"], q, step.predictions)
         loss = losses.credal_loss(strong, sets["class"], sets["alpha"])

@@ -1,12 +1,10 @@
 """Dash (Xu et al. 2021): an unlabelled image counts while its loss is below a threshold that falls over the run."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import SSLModel, Step, UnlabeledLoss, losses
+from libml.learn import SSLModel, UnlabeledLoss, losses
 
 WINDOW = 256  # last updates of the warm-up, whose labelled loss the threshold starts from
 
@@ -15,8 +13,6 @@ class Dash(SSLModel):
     """Cross-entropy of the strong view with the sharpened weak prediction t, where H(t, weak) <= rho."""
 
     class Options(SSLModel.Options):
-        """Dash's own hyperparameters, as in USB; the paper: decay_kimg 576, lr 0.06."""
-
         rho_min: float = option(0.05, "smallest threshold, from which on pseudo-labels are hard", low=0, named=True)
         gamma: float = option(1.27, "gamma: factor by which the threshold falls", low=1, named=True)
         C: float = option(1.0001, "C: factor of the first threshold", above=0)
@@ -29,11 +25,11 @@ class Dash(SSLModel):
         return {"total": np.zeros((), np.float32), "count": np.zeros((), np.float32)}
 
     @property
-    def warmup_images(self) -> int:
+    def warmup_images(self):
         """Labelled images before the first unlabelled one counts."""
         return round(1024 * self.options.warmup_kimg)
 
-    def threshold(self, step: Step) -> tf.Tensor:
+    def threshold(self, step):
         """rho = max(C gamma^-k rho^, rho_min); rho^: mean labelled loss after the warm-up (Eq. 17)."""
         options = self.options
         k = tf.maximum(step.images_seen - self.warmup_images, 0) // max(1, round(1024 * options.decay_kimg))
@@ -50,7 +46,6 @@ class Dash(SSLModel):
         return UnlabeledLoss(losses.soft_cross_entropy(strong, target), mask, {"monitors/rho": rho}, step.state)
 
     def compute_losses(self, views, step):
-        """H(label, p) + wu [H(t, weak) <= rho] H(t, p)."""
         output = super().compute_losses(views, step)
         left = self.warmup_images - step.images_seen
         inside = tf.cast((left > 0) & (left <= WINDOW * self.options.batch), tf.float32)

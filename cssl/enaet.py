@@ -1,7 +1,4 @@
-"""EnAET (Wang et al. 2020): MixMatch whose network must also let decoders recover how an image was transformed.
-
-The authors' length is --train_kimg=131072, 2^20 updates.
-"""
+"""EnAET (Wang et al. 2020): MixMatch whose network must also let decoders recover how an image was transformed."""
 import math
 
 import cssl
@@ -41,7 +38,6 @@ class EnAET(AdamModel):
         return networks.Decoders(network, NUMBERS, self.seed)
 
     def weight_groups(self):
-        """Adam for the network, SGD for the decoders; all their weights decay."""
         decoders = [v for decoder in self.network.decoders.values() for v in decoder.trainable_variables]
         return {"network": self.group(self.network.network.trainable_variables, decays=lambda v: True),
                 "decoders": self.group(decoders, decays=lambda v: True)._replace(

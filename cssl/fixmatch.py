@@ -1,8 +1,4 @@
-"""FixMatch (Sohn et al. 2020): hard pseudo-labels where the prediction on the weak view is confident.
-
-The flags from --optimizer to --anchoring are the paper's ablations, as --cutout and --augment are: another optimiser,
-another decay, a mean teacher, sharpened predictions, other views. Their defaults are FixMatch.
-"""
+"""FixMatch (Sohn et al. 2020): hard pseudo-labels where the prediction on the weak view is confident."""
 import cssl
 from libml.config import option
 from libml.lazy import tf
@@ -12,7 +8,7 @@ from libml.learn import Adam, Nesterov, SSLModel, ThresholdOptions, UnlabeledLos
 class FixMatch(SSLModel):
     """Cross-entropy of the strong view with argmax q, where max q >= tau."""
 
-    class Options(ThresholdOptions):
+    class Options(ThresholdOptions):  # the further ones are the paper's ablations
         optimizer: str = option("sgd", "SGD with momentum, or Adam (in the paper with --lr=0.002)",
                                 choices=("sgd", "adam"))
         momentum: float = option(0.9, "beta: momentum of SGD", low=0, high=1)
@@ -39,7 +35,6 @@ class FixMatch(SSLModel):
         return Nesterov(options.momentum, options.nesterov)
 
     def learning_rate(self, images_seen):
-        """The cosine, or lr + (lr_end - lr) t, t from 0 to 1 over the run."""
         if self.options.lr_decay == "cosine":
             return super().learning_rate(images_seen)
         progress = tf.cast(images_seen, tf.float32) / self.total_images

@@ -13,7 +13,6 @@ class FixMatchDA(SSLModel):
         """FixMatch's threshold."""
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """H(a, p) and [max q >= tau]."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         a = self.aligned(q, step.predictions)
         mask = losses.confidence_mask(q, self.options.confidence)

@@ -1,6 +1,4 @@
 """FlexMatch (Zhang et al. 2021): FixMatch whose threshold for a class is the lower, the less the class is learned."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
@@ -24,8 +22,7 @@ class FlexMatch(SSLModel):
             raise ValueError("FlexMatch keeps a class per unlabelled image: give set_sizes=(labelled, unlabelled).")
         return {"chosen": np.full(self.num_unlabeled, -1, np.int32), "counts": np.zeros(self.num_classes, np.int32)}
 
-    def learned(self, counts: tf.Tensor) -> tf.Tensor:
-        """beta_k = n_k / max(max_k n_k, unused) [C], or n_k / max_k n_k."""
+    def learned(self, counts):
         counts, total = tf.cast(counts, tf.float32), float(self.num_unlabeled)
         most = tf.reduce_max(counts)
         if self.options.thresh_warmup:

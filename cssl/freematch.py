@@ -1,12 +1,10 @@
 """FreeMatch (Wang et al. 2023): thresholds that follow the model's own confidence, and fairness between classes."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import Equal, LossOutput, SSLModel, Step, banks, losses
+from libml.learn import Equal, LossOutput, SSLModel, banks, losses
 
 
 class FreeMatch(SSLModel):
@@ -25,18 +23,17 @@ class FreeMatch(SSLModel):
         uniform = np.full(self.num_classes, 1 / self.num_classes, np.float32)
         return {"tau": Equal(uniform[0]), "p": Equal(uniform), "h": Equal(uniform)}
 
-    def averages(self, q: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
+    def averages(self, q, step):
         """tau, p and h with this batch; tau goes on from its bound."""
         batch = {"tau": tf.reduce_max(q, -1), "p": q, "h": tf.one_hot(tf.argmax(q, -1), self.num_classes)}
         means = step.mean({name: tf.reduce_mean(values, 0) for name, values in batch.items()})
         new = {name: banks.running_mean(step.state[name], mean, self.options.momentum) for name, mean in means.items()}
         return new | {"tau": tf.minimum(new["tau"], self.options.tau_max)}
 
-    def thresholds(self, state: dict[str, tf.Tensor]) -> tf.Tensor:
-        """tau p_k / max p [C]."""
+    def thresholds(self, state):
         return state["tau"] * state["p"] / tf.reduce_max(state["p"])
 
-    def fairness(self, strong: tf.Tensor, mask: tf.Tensor, state: dict[str, tf.Tensor], step: Step) -> tf.Tensor:
+    def fairness(self, strong, mask, state, step):
         """sum_k A_k log B_k, A from p / h, B from the same of the strong views that count."""
         def balanced(p, h):
             ratio = tf.math.divide_no_nan(p, h)

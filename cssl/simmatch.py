@@ -1,13 +1,11 @@
 """SimMatch (Zheng et al. 2022): strong and weak view are equally like each labelled image, and agree in class."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml import networks
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import Equal, LossOutput, SSLModel, Step, banks, losses
+from libml.learn import Equal, LossOutput, SSLModel, banks, losses
 
 DIMENSION = 128
 
@@ -37,7 +35,7 @@ class SimMatch(SSLModel):
         return {"means": Equal(np.zeros((32, self.num_classes), np.float32)), "bank": Equal(rows.astype(np.float32)),
                 "classes": np.zeros(self.num_labeled, np.int32)}
 
-    def targets(self, a: tf.Tensor, z: tf.Tensor, state: dict) -> tuple[tf.Tensor, tf.Tensor]:
+    def targets(self, a, z, state):
         """Class targets [N, C] and likeness [N, labelled], each informed by the other."""
         likeness = self.likeness(z, state["bank"])
         by_instance = likeness * tf.gather(a, state["classes"], axis=1)
@@ -45,11 +43,10 @@ class SimMatch(SSLModel):
         return (self.options.alpha * a + (1 - self.options.alpha) * by_class,
                 tf.math.divide_no_nan(by_instance, tf.reduce_sum(by_instance, 1, keepdims=True)))
 
-    def likeness(self, z: tf.Tensor, bank: tf.Tensor) -> tf.Tensor:
-        """softmax over the labelled images of z bank / t [N, labelled]."""
+    def likeness(self, z, bank):
         return tf.nn.softmax(tf.matmul(z, bank, transpose_b=True) / self.options.temperature)
 
-    def updated_bank(self, index: tf.Tensor, z: tf.Tensor, label: tf.Tensor, step: Step) -> dict[str, tf.Tensor]:
+    def updated_bank(self, index, z, label, step):
         """The bank after labelled images of all replicas; of one that occurs twice, the last view counts."""
         z = tf.gather(z, banks.last_occurrence(index))
         keep = self.options.bank_momentum

@@ -1,12 +1,10 @@
 """SoftMatch (Chen et al. 2023): every image counts, with a weight that falls as its confidence falls below the mean."""
-from __future__ import annotations
-
 import numpy as np
 
 import cssl
 from libml.config import option
 from libml.lazy import tf
-from libml.learn import Equal, SSLModel, Step, UnlabeledLoss, banks, losses
+from libml.learn import Equal, SSLModel, UnlabeledLoss, banks, losses
 
 
 class SoftMatch(SSLModel):
@@ -24,7 +22,7 @@ class SoftMatch(SSLModel):
         return {"p_model": Equal(np.zeros(self.num_classes, np.float32)), "var": Equal(np.ones((), np.float32)),
                 "mu": Equal(np.array(1 / self.num_classes, np.float32))}
 
-    def weights(self, q: tf.Tensor, step: Step) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def weights(self, q, step):
         """exp(-min(c - mu, 0)^2 n_sigma^2 / (2 var)) [N]; c = max a; and the averages, with this batch."""
         state, decay = step.state, self.options.momentum
         p_model = banks.running_mean(state["p_model"], step.mean(tf.reduce_mean(q, 0)), decay)
@@ -35,12 +33,11 @@ class SoftMatch(SSLModel):
         mu, var = banks.running_mean(state["mu"], mean, decay), banks.running_mean(state["var"], variance, decay)
         return self.gaussian(c, mu, var), {"p_model": p_model, "mu": mu, "var": var}
 
-    def gaussian(self, c: tf.Tensor, mu: tf.Tensor, var: tf.Tensor) -> tf.Tensor:
+    def gaussian(self, c, mu, var):
         """1 above the mean mu, the rest of a bell of variance var / n_sigma^2 below it."""
         return tf.exp(-tf.minimum(c - mu, 0.0) ** 2 * self.options.n_sigma ** 2 / (2 * var))
 
     def unlabeled_loss(self, weak, strong, views, step):
-        """H(argmax q, p) and the weight of q."""
         q = tf.stop_gradient(tf.nn.softmax(weak))
         weights, state = self.weights(q, step)
         return UnlabeledLoss(losses.cross_entropy(strong, tf.argmax(q, -1)), weights,

@@ -11,8 +11,6 @@ class UDA(SSLModel):
     presets = {"any": {"augment": "d.d.rac"}}
 
     class Options(SSLModel.Options):
-        """UDA's own hyperparameters, as in FixMatch's comparison; the UDA paper: confidence 0.8, temperature 0.4."""
-
         confidence: float = option(0.95, "beta: threshold on the largest class probability of the weak view", low=0,
                                    high=1, named=True)
         temperature: float = option(1.0, "tau: of the sharpening of the weak view's distribution", above=0)

@@ -11,8 +11,6 @@ class UPSMatch(SSLModel):
     pass_options = ("mc_dropout",)
 
     class Options(SSLModel.Options):
-        """UPSMatch's own hyperparameters; the paper searched tau in {0.7, 0.95}, kappa in {0.1, 0.25, 0.5}."""
-
         conf_p: float = option(0.7, "tau: threshold on the largest class probability of the weak view", low=0,
                                high=1, named=True)
         uncertainty_p: float = option(0.05, "kappa: largest standard deviation over the dropout passes", low=0, high=1,

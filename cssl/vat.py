@@ -1,6 +1,4 @@
 """VAT (Miyato et al. 2018): predictions should withstand the small change of the image that hurts them most."""
-from __future__ import annotations
-
 import cssl
 from libml.config import option
 from libml.lazy import tf
@@ -45,7 +43,7 @@ class VAT(AdamModel):
         return unit(tape.gradient(divergence, start))
 
 
-def unit(vectors: tf.Tensor) -> tf.Tensor:
+def unit(vectors):
     """Scales images [N, H, W, channels] to length 1."""
     vectors /= tf.reduce_max(tf.abs(vectors), [1, 2, 3], keepdims=True) + 1e-30  # squares of tiny numbers vanish
     return vectors / tf.sqrt(tf.reduce_sum(vectors ** 2, [1, 2, 3], keepdims=True) + 1e-12)

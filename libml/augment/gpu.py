@@ -30,8 +30,7 @@ augmenter.strong(np.zeros((1, 8, 8, 3), np.uint8), tf.constant([0, 0], tf.int64)
 def xla_failure(remembered: Path) -> str:
     """Returns why XLA cannot compile views for this machine's GPUs, "" if it can.
 
-    It is asked once for each kind of GPU and version of TensorFlow, in a process of its own, as it may end that. A
-    failure that may pass, such as a GPU without free memory, is not remembered.
+    Asked once for each GPU and TensorFlow, in a process that it may end; failures that may pass are not remembered.
     """
     details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     key = "; ".join([f"TensorFlow {tf.__version__}", *sorted({

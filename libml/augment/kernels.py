@@ -240,7 +240,6 @@ def square(images: tf.Tensor, size: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
 
 
 def cutout(images: tf.Tensor, u: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
-    """A square of side 1 + int(u * min(H, W) * 0.499)."""
     return square(images, 1 + tf.cast(tf.cast(u, tf.float64) * min(images.shape[1:3]) * 0.499, tf.int32), centre)
 
 

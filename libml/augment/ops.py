@@ -1,8 +1,7 @@
 """The operations: for each its bins, its definition in Pillow, and the same in the graph; and policies of them.
 
 `OPS` holds CTAugment's 19 operations on RGB, `RAND_OPS` the 14 of RandAugment on RGBA (or RGB), `AUTO_OPS` those and
-AutoAugment's two more. A new operation is one entry. Parameters are float32 in [0, 1); Python's float arithmetic on
-them (double precision) is part of the definition.
+AutoAugment's two more. Parameters are float32 in [0, 1); Python's arithmetic on them, in doubles, is part of them.
 """
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -163,18 +162,6 @@ AUTO_OPS: dict[str, Op] = {
                   lambda x, u, cx, cy: kernels.square(x, 2 * kernels.truncated(u, LEVELS), tf.stack([cx, cy], -1)),
                   parameters=3),
 }
-
-
-def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
-    """One operation of any table in the graph: images uint8 [N, H, W, C], params float32 [N, parameters]."""
-    op = (OPS | AUTO_OPS)[name]
-    return op.graph(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
-
-
-def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
-    """The definition of `apply`: Pillow, one image after the other."""
-    alone = {"ops": np.zeros([len(images), 1], np.int32), "params": np.asarray(params, np.float32)[:, None]}
-    return pillow_policy({name: (OPS | AUTO_OPS)[name]}, images, alone)
 
 
 # Policies: every image of a batch goes through its own operations. Forms in the graph: for ordinary kernels; for XLA on

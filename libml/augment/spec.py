@@ -27,9 +27,7 @@ class RandAugment:
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """AutoAugment's policies, and cutout in percent of the side."""
-
-    cutout: int = 0
+    cutout: int = 0  # in percent of the side
 
 
 def parse_policy(part: str) -> RandAugment | AutoAugment | None:

@@ -48,10 +48,7 @@ def corners(scale: tf.Tensor, turns: tf.Tensor, shifts: tf.Tensor, height: int, 
 
 
 def projective(points: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Coefficients [N, 8] of the projection that takes four points [N, 4, 2] to the corners of the image.
-
-    The inverse of the map from the unit square to the points, which has a closed form (Heckbert 1989, Sec. 2.2.3).
-    """
+    """Coefficients [N, 8] of the projection of four points [N, 4, 2] to the corners (Heckbert 1989, Sec. 2.2.3)."""
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = (tf.unstack(p, axis=-1) for p in tf.unstack(points, axis=1))
     dx1, dx2, sx, dy1, dy2, sy = x1 - x2, x3 - x2, x0 - x1 + x2 - x3, y1 - y2, y3 - y2, y0 - y1 + y2 - y3
     area = dx1 * dy2 - dx2 * dy1
@@ -86,10 +83,7 @@ def mosaic(images: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
 
 
 def transform(images: tf.Tensor, seed: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-    """Returns uint8 images [N, H, W, 3] changed in each of five ways, with float32 targets [N, `NUMBERS`].
-
-    Affine, similarity and Euclidean transformation share one draw, of which each uses as much as it has freedom.
-    """
+    """Returns uint8 images [N, H, W, 3] changed in each of five ways, with float32 targets [N, `NUMBERS`]."""
     n, height, width = images.shape[:3]
     u = uniform([n, 19], seed)
     reach = min(4, width // 8)  # pixels; smaller images must not fold

@@ -1,6 +1,4 @@
 """A user's images, in folders or listed in a CSV file: which files there are, what suits them. Needs no TensorFlow."""
-from __future__ import annotations
-
 import collections
 import csv
 import io
@@ -25,8 +23,6 @@ _SPLITS = {"": "train", "train": "train", "training": "train", "unlabeled": "unl
 
 
 class File(NamedTuple):
-    """An image file as it was when it was listed."""
-
     label: str  # "" for none
     path: str
     size: int
@@ -36,8 +32,6 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The image files of a folder or a CSV file."""
-
     path: Path
     parts: dict[str, list[File]]  # train, unlabeled, test and valid, each in a stable order
     class_names: list[str]
@@ -85,8 +79,7 @@ def checked_length(path: Path) -> Path:
 
 
 def listing(path: Path, is_csv: bool) -> Listing:
-    """Returns the files of path/train/<class>, path/unlabeled, path/test/<class>, path/valid/<class>, or of a CSV.
-    Asks once for each file, which is what takes long on a network."""
+    """Returns the files of a folder or a CSV; asks once for each, which is what takes long on a network."""
     files = _list_csv(path) if is_csv else _list_folder(path)
     trained, known = set(files.class_names), dict[tuple[int, int], tuple[str, File]]()
     for part in ("train", "test", "valid"):
@@ -131,11 +124,9 @@ class _Walk:
 
     def images(self, label: str, folder: str | Path) -> Iterator[File]:
         """The images below a folder, in the order of their paths."""
-        waiting = self.entries(folder)[::-1]
-        while waiting:
-            entry = waiting.pop()
+        for entry in self.entries(folder):
             if entry.is_dir(follow_symlinks=False):
-                waiting += self.entries(entry.path)[::-1]
+                yield from self.images(label, entry.path)
             elif file := self.image(label, entry):
                 yield file
 
@@ -153,12 +144,6 @@ class _Walk:
         return None
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link to itself
-        return entry.is_dir()
-    return False
-
-
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
@@ -168,8 +153,7 @@ def _file(label: str, path: str, status: os.stat_result) -> File:
 
 
 def image_files(folder: Path) -> tuple[list[Path], list[str]]:
-    """The images below a folder, in the order of their paths, and one line about what is passed over, if anything is.
-    """
+    """The images below a folder, in the order of their paths, and perhaps one line about what is passed over."""
     walk = _Walk()
     found = [Path(file.path) for file in walk.images("", folder)]
     return found, [str(walk)] if walk.passed else []
@@ -183,7 +167,7 @@ def _list_folder(path: Path) -> Listing:
     parts = {part: list[File]() for part in PARTS}
     for part in ("train", "test", "valid"):
         for entry in walk.entries(path / part):
-            if not _is_folder(entry):
+            if not os.path.isdir(entry):
                 if walk.image("", entry):
                     walk.passed["images in no class folder"].append(entry.path)
                 continue
@@ -207,8 +191,7 @@ def _list_folder(path: Path) -> Listing:
 
 
 def _list_csv(path: Path) -> Listing:
-    """Reads rows of file, label and perhaps split, in these columns unless a header names others; names of files are
-    relative to the CSV file's folder."""
+    """Reads rows of file (relative to the CSV file's folder), label and perhaps split, or as a header names them."""
     from tqdm import tqdm
 
     try:
@@ -292,8 +275,7 @@ def batch_size(side: int) -> int:
 
 def presets(files: Listing, side: int | None = None) -> dict[str, float]:
     """Returns size, batch and length: a power of two near 300 epochs at seven unlabelled images to one labelled; for
-    few images 2048 updates, minutes on a CPU, of a small network with fast averages.
-    """
+    few images 2048 updates, minutes on a CPU, of a small network with fast averages."""
     side = side or image_size(files.pixels)
     if len(files) < FEW:
         batch = min(32, batch_size(side))

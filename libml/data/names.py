@@ -1,4 +1,5 @@
 """What is known of a dataset without its images: the grammar of names, and one entry per dataset."""
+import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,6 @@ GRAMMAR = ("expected <dataset>.<seed>@<labels>-<valid>, such as cifar10.3@40-1 o
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where the images come from, what they look like, and which options suit them."""
-
     width: int = 32  # in pixels, to which smaller images are padded; decides how many stages a network has
     mirror: bool = True  # whether a mirrored image keeps its class (house numbers and digits do not)
     presets: Mapping[str, float] = field(default_factory=dict)  # options where the user says nothing
@@ -28,12 +27,6 @@ class Dataset:
     equal_classes: bool = False  # STL-10: unlabelled images hide the true shares of the classes, which are equal
     load: "Callable[[], Source] | None" = None  # makes the images of a dataset that is not in TFDS
     auto_augment: str = ""  # the dataset on which AutoAugment's policies for it were found, "" for none
-
-
-def _digits() -> "Source":
-    from libml.data import sources
-
-    return sources.digits()
 
 
 _SVHN = Dataset(tfds_name="svhn_cropped", mirror=False, relabel=lambda digit: (digit - 1) % 10, auto_augment="svhn")
@@ -46,7 +39,7 @@ DATASETS: dict[str, Dataset] = {
     "stl10": Dataset(96, tfds_name="stl10", train_splits=("train", "unlabelled"), equal_classes=True),
     "fashion_mnist": Dataset(tfds_name="fashion_mnist"),
     # A small net and fast averages: minutes on a CPU.
-    "digits": Dataset(16, mirror=False, load=_digits, presets={
+    "digits": Dataset(16, mirror=False, load=lambda: importlib.import_module("libml.data.sources").digits(), presets={
         "filters": 16, "repeat": 1, "scales": 3, "batch": 32, "ema": 0.98, "bn_momentum": 0.98, "train_kimg": 30.0,
         "report_kimg": 0.5, "save_kimg": 5.0, "keep_ckpt": 2, "warmup_kimg": 4.0}),
 }
@@ -54,8 +47,7 @@ DATASETS: dict[str, Dataset] = {
 
 @dataclass(frozen=True)
 class DatasetName:
-    """The fields of a name such as cifar10.3@40-1; of a user's images without the rest, all labels and a split that
-    suits them. `arrays` are those of a Python program."""
+    """The fields of a name such as cifar10.3@40-1, or of own images alone: all labels, a split that suits them."""
 
     dataset: str
     seed: int

@@ -57,8 +57,7 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
 
 
 def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
-    """Resizes one Pillow image to size x size (or another width), upright, to RGB uint8; of 16 bits the upper 8.
-    ValueError for numbers of unknown scale, which would become black or white."""
+    """Resizes one image to size x size (or another width), upright, in RGB bytes; ValueError for unknown scales."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
     if image.mode == "F" or image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
         levels = np.asarray(image).astype(np.float64)
@@ -163,10 +162,9 @@ def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: ca
 
 
 def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
-    """Returns the images of a listing, resized to a square.
+    """Returns the images of a listing, resized to a square; those for validation if it is taken as a `whole`.
 
     Without test images, about a fifth of every class is held out, by the split's seed and each file's contents.
-    Validation images of the listing are used if it is taken as a `whole`.
     """
     path, parts = listing.path, listing.parts if whole else listing.parts | {"valid": []}
     inside = os.path.join(path.parent if path.is_file() else path, "")
@@ -235,8 +233,7 @@ def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
 
 def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,
                   writer: cache.Writer) -> None:
-    """Stores training images (validation, labelled, unlabelled ones) and test images, with hashes of their files;
-    unreadable ones are left out."""
+    """Stores readable images for training (validation, labelled, unlabelled) and test, with hashes of their files."""
     classes, unreadable = {name: c for c, name in enumerate(names)} | {"": -1}, []
     for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
         images = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8)

@@ -5,7 +5,6 @@ import numpy as np
 
 
 def class_frequencies(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns the class counts divided by the largest of them, [num_classes] float64."""
     counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
     return counts / counts.max()
 

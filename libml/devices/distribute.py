@@ -40,8 +40,6 @@ LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledE
 
 
 class WorkerLost(UserError):
-    """Another process of the run is gone."""
-
     exit_code = 75  # "try again later": the same command continues
 
 
@@ -54,8 +52,7 @@ def find_cluster(strategy: str, environment: Mapping[str, str]) -> dict | None:
     if text:
         try:
             cluster = dict(json.loads(text))
-            jobs, task = cluster.get("cluster", {}), cluster.get("task", {})
-            _check_jobs(jobs, task)
+            _check_jobs(cluster.get("cluster", {}), cluster.get("task", {}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"TF_CONFIG is not usable ({type(error).__name__}: {error}); expected something like "
                             '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}.') \
@@ -96,8 +93,7 @@ def onednn_is_on() -> bool:
 
 
 def communication(options: ScaleOptions, gpus: int) -> str:
-    """Returns by what replicas exchange, where each process has so many GPUs: TensorFlow itself would not take NCCL
-    between machines."""
+    """Returns by what replicas exchange: TensorFlow itself would not take NCCL between machines."""
     if options.communication == "nccl" and not gpus:
         raise UserError("--communication=nccl: this process sees no GPU, without which there is no NCCL; leave it out.")
     return options.communication if options.communication != "auto" else "nccl" if gpus else "ring"
@@ -194,11 +190,8 @@ class ProcessGroup:
             place = tf.one_hot(context.replica_id_in_sync_group, replicas, dtype=values.dtype)
             return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * values)
 
-        @tf.function(autograph=False)
-        def run(values):
-            return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
-
-        self._run = run
+        self._run = tf.function(lambda values: strategy.experimental_local_results(
+            strategy.run(share, args=(values,)))[0], autograph=False)
         self._longest: dict[str, float] = {}  # seconds that one of something has taken
 
     def all_gather(self, *values: float) -> np.ndarray:
@@ -262,8 +255,7 @@ class ProcessGroup:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Turns the errors that TensorFlow raises when another process is gone, or an operation does not repeat bit by
-        bit, into one clear line."""
+        """Turns the errors of a lost process, or of an operation that does not repeat bit by bit, into one line."""
         try:
             yield
         except (tf.errors.UnimplementedError, RuntimeError) as error:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 def cpu_facts() -> tuple[str, str]:
     """Returns the CPU's name and its features, "" where only the kind is known."""
-    lines: dict[str, str] = {}
-    with suppress(OSError):  # only Linux has it
-        lines |= re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    lines = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M))
     return (lines.get("model name") or platform.processor() or platform.machine(),
             lines.get("flags") or lines.get("Features", ""))
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:

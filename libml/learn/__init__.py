@@ -6,6 +6,3 @@ from libml.learn.model import ALIGNMENT_LENGTH, AdamModel, Equal, SSLModel
 from libml.learn.options import ConsistencyOptions, PreFixMatchOptions, SharedOptions, ThresholdOptions
 from libml.learn.step import LossOutput, Step, UnlabeledLoss
 from libml.learn.update import Adam, Nesterov
-
-__all__ = ["ALIGNMENT_LENGTH", "Adam", "AdamModel", "ConsistencyOptions", "Equal", "LossOutput", "Nesterov",
-           "PreFixMatchOptions", "SSLModel", "SharedOptions", "Step", "ThresholdOptions", "UnlabeledLoss"]

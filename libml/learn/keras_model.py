@@ -23,7 +23,6 @@ else:
     class _KerasModel:
         """Holds the place of keras.Model until the first model is made."""
 
-ENDLESS = 10 ** 9  # batches that nobody means to be one epoch
 _OUT_OF_RANGE = "{} is out of range"
 
 
@@ -35,7 +34,7 @@ def register(cls: type) -> None:
 
 def _is_endless(batches: tf.data.Dataset) -> bool:
     length = int(batches.cardinality())
-    return length == tf.data.INFINITE_CARDINALITY or length > ENDLESS
+    return length == tf.data.INFINITE_CARDINALITY or length > 10 ** 9  # which nobody means to be one epoch
 
 
 def _check_count(function: str, name: str, count: object) -> None:
@@ -70,14 +69,10 @@ class Optimizer:
     built = False  # else Keras asks for its variables
 
     def __init__(self, model):
-        self._model = model
+        self._model, self.iterations = model, model.updates
 
     def build(self, variables):
         pass
-
-    @property
-    def iterations(self):
-        return self._model.updates
 
     @property
     def learning_rate(self):
@@ -98,7 +93,6 @@ class KerasModel(_KerasModel):
     num_classes: int
     num_labeled: int
     num_unlabeled: int
-    __signature__: inspect.Signature
     _arguments = ""  # of the constructor, as a docstring has them
 
     def __init_subclass__(cls, **arguments):
@@ -353,7 +347,6 @@ class KerasModel(_KerasModel):
         super().save(filepath, *arguments, **named)
 
     def get_config(self) -> dict:
-        """Returns what the model was made of."""
         given = {name: dataclasses.asdict(value) if name == "options" and value else value
                  for name, value in self.made_of.items()}
         return {"dtype_policy": self.dtype_policy.name, **keras.saving.serialize_keras_object(given)}

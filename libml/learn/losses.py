@@ -88,12 +88,10 @@ def credal_loss(logits: tf.Tensor, reference: tf.Tensor, alpha: tf.Tensor) -> tf
 
     0 if p_y >= 1 - alpha, else KL(p^r || p) with p^r of `project`, both clipped to [1e-7, 1]; but for these constants
     (1 - alpha) log((1 - alpha) / p_y) + alpha log(alpha / (1 - p_y)). alpha = 0 is cross-entropy, alpha = 1 no loss.
-    Lienen & Hüllermeier, "Credal Self-Supervised Learning", NeurIPS 2021.
     """
     p = tf.nn.softmax(_float(logits))
     inside = tf.gather(p, reference, axis=-1, batch_dims=1) >= 1 - _float(alpha)
-    t, p = (tf.clip_by_value(x, _EPSILON, 1.0) for x in (project(p, reference, alpha), p))
-    return tf.where(inside, 0.0, tf.reduce_sum(t * tf.math.log(t / p), axis=-1))
+    return tf.where(inside, 0.0, clipped_kl(project(p, reference, alpha), p, _EPSILON))
 
 
 def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
@@ -121,9 +119,9 @@ def project_possibility(p: tf.Tensor, possibility: tf.Tensor) -> tf.Tensor:
     return tf.gather(t, tf.argsort(order, axis=-1), batch_dims=1)
 
 
-def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor) -> tf.Tensor:
-    """KL(t || p) [N] of distributions, both clipped to [1e-5, 1], as conformal credal learning defines it."""
-    t, p = (tf.clip_by_value(_float(x), _CONFORMAL_EPSILON, 1.0) for x in (target_probs, probs))
+def clipped_kl(target_probs: tf.Tensor, probs: tf.Tensor, least: float = _CONFORMAL_EPSILON) -> tf.Tensor:
+    """KL(t || p) [N] of distributions, both clipped to [least, 1]: to 1e-5 in conformal credal learning."""
+    t, p = (tf.clip_by_value(_float(x), least, 1.0) for x in (target_probs, probs))
     return tf.reduce_sum(t * tf.math.log(t / p), axis=-1)
 
 
@@ -155,11 +153,8 @@ def alpha_divergence(log_u: tf.Tensor, log_v: tf.Tensor, alpha: float) -> tf.Ten
 def batch_mean_triplet(vectors: tf.Tensor, ids: tf.Tensor, used: tf.Tensor, margin: float) -> tf.Tensor:
     """Mean over anchors of max(0, margin + mean distance to others of the same id - to those of other ids), a scalar.
 
-    Args:
-        vectors: [N, D], normalised here; distances are Euclidean.
-        ids: [N] integers.
-        used: [N], 1 for vectors that take part, else 0. Anchors without a partner of either kind do not.
-        margin: of the hinge.
+    Euclidean, of vectors [N, D] that are normalised here, with integer ids [N], where `used` [N] is 1, not 0. Anchors
+    without a partner of either kind do not count.
     """
     v = tf.math.l2_normalize(_float(vectors), -1)
     squared = 2 - 2 * tf.matmul(v, v, transpose_b=True)

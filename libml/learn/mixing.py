@@ -69,10 +69,7 @@ def mixup_reversed(images: tf.Tensor, targets: tf.Tensor, *, beta: float, seed: 
 
 
 def interleave(batches: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Deals out the rows of equally large batches so that each result has an equal share of every one; undoes itself.
-
-    Row r of result j comes from row r of batch (r - j) mod the number of batches.
-    """
+    """Deals out the rows of equally large batches so that each result has equal shares of all; undoes itself."""
     count, size = len(batches), batches[0].shape[0]
     row = np.arange(size)
     sources = [(row - j) % count * size + row for j in range(count)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from libml import augment
 from libml.config import make_options, option
@@ -20,7 +19,7 @@ from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
 from libml.learn.packing import Packing, by_kind
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes
-from libml.learn.update import Adam, Group, Nesterov, PackedState, State, Update
+from libml.learn.update import Adam, Group, Nesterov, State, Update
 from libml.networks.custom import check_network
 from libml.randomness import HOST, fold_in
 
@@ -72,6 +71,7 @@ class SSLModel(KerasModel):
     uses_alignment = False  # whether the loss calls `aligned`
     uses_unlabeled = True
     uses_all_labels = False  # whether the command line turns any dataset into its fully labelled version
+    strong_labeled = False  # whether labelled images train on strong views
     strong_labeled_too = False  # whether there are strong views of labelled images as well, views["labeled_strong"]
     weak_again = False  # whether as many unlabelled images as labelled ones have another weak view, views["weak_again"]
     cosine_decay = True  # of the learning rate; else it is constant
@@ -99,7 +99,7 @@ class SSLModel(KerasModel):
         self.num_labeled, self.num_unlabeled = set_sizes
         self.jit, self.loss_scaling, self.update = jit, loss_scaling, Update(self)
 
-        def state(name: str, value: ArrayLike, dtype: str = "float32") -> keras.Variable:
+        def state(name, value, dtype="float32"):
             value = np.asarray(value, dtype)
             return self.add_weight(name=name, shape=value.shape, initializer=lambda *_, **__: tf.constant(value),
                                    dtype=dtype, trainable=False, autocast=False, aggregation="only_first_replica")
@@ -151,11 +151,6 @@ class SSLModel(KerasModel):
         """The numbers of weak and strong views per unlabelled image; all first views come before all second ones."""
         return 1, self.options.K
 
-    @property
-    def strong_labeled(self) -> bool:
-        """Whether labelled images train on strong views."""
-        return False
-
     def initial_state(self) -> dict[str, np.ndarray | Equal]:
         """Returns the method's own state by name, of any dtype: `Step.state` has it, the loss returns its update.
 
@@ -188,7 +183,6 @@ class SSLModel(KerasModel):
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
-        """Of the average of the weights."""
         return self.options.ema
 
     def unlabeled_loss(self, weak: tf.Tensor, strong: tf.Tensor, views: dict, step: Step) -> UnlabeledLoss:
@@ -212,10 +206,7 @@ class SSLModel(KerasModel):
         return LossOutput(xe + self.options.wu * xeu, scalars, found.state, (weak, found.mask), found.mean_prediction)
 
     def compute_gradients(self, views: dict, step: Step) -> tuple[list[tf.Tensor], LossOutput]:
-        """Returns the gradients of all weights on this replica, without weight decay, and the loss.
-
-        A method whose loss needs weights that this very update makes has its own way to them.
-        """
+        """Returns the gradients of all weights on this replica, without weight decay, and the loss."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(step.weights)
             output = self.compute_losses(views, step)
@@ -225,10 +216,7 @@ class SSLModel(KerasModel):
     # What losses and programs use.
 
     def forward_together(self, views: dict, step: Step, outputs: tuple[str, ...] | None = None) -> tuple:
-        """Logits of labelled, weak and strong views from one forward pass, the weak ones repeated for K strong views.
-
-        With `outputs` each of the three is a tuple of them. Batch normalisation sees all views together.
-        """
+        """Logits, or tuples of `outputs`, of labelled, weak (repeated for K strong) and strong views, from one pass."""
         parts = [views["labeled"], views["weak"], views["strong"]]
         sizes = [part.shape[0] for part in parts]
 
@@ -270,7 +258,7 @@ class SSLModel(KerasModel):
             seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(updates, tf.int64)])
         return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
-    def make_views(self, batch: dict, state: State | PackedState | None = None) -> dict:
+    def make_views(self, batch: dict, state: State | None = None) -> dict:
         """Makes float views of a batch of uint8 images, by the method's needs, and CTAugment's probe."""
         augmenter, state = self.augmenter, state or self.update.read()
         seed, rates = fold_in(self.step_seed(state.updates), VIEW_SEEDS), state.others.get("rates")
@@ -327,8 +315,7 @@ class SSLModel(KerasModel):
 
     def infer(self, images: tf.Tensor, ema: bool = True,
               values: tuple[list[tf.Tensor], list[tf.Tensor]] | None = None) -> tf.Tensor:
-        """Returns logits of float images from the averaged (or raw) weights and the moving batch-norm statistics, or
-        from other `values` of both."""
+        """Returns logits by the averaged (or raw) weights and the moving statistics, or by other `values` of both."""
         if values is None:
             items = self.checkpoint_items()
             weights, statistics = ([tf.convert_to_tensor(v) for v in items[name]]
@@ -341,8 +328,8 @@ class SSLModel(KerasModel):
                     **options: tf.Tensor | float) -> tuple:
         """Returns what the network makes of float images by given weights and statistics, and the statistics after it.
 
-        As Keras's stateless_call. In half precision the weights of convolutions are cast together, at once for a pass,
-        where Keras would start a kernel for each of them and for each of their gradients.
+        As Keras's stateless_call, which would start a kernel for each cast of a weight, and of a gradient, to half
+        precision: here those of convolutions are cast together.
         """
         network = self.network
         if self.image_statistics is not None:  # whitening
@@ -415,14 +402,9 @@ class AdamModel(SSLModel):
     cosine_decay = False
     decoupled_weight_decay = True
     optimizer_rule = Adam()
-
-    @property
-    def views_per_image(self) -> tuple[int, int]:
-        return 1, 0
+    views_per_image = (1, 0)
 
     class Options(ConsistencyOptions):
-        """Hyperparameters of Adam."""
-
         lr: float = option(0.002, "learning rate of Adam, constant", above=0, named=True)
         wd: float = option(0.02, "decoupled weight decay: each update takes wd * lr of the kernels away", low=0,
                            named=True)

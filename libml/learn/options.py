@@ -27,14 +27,12 @@ class SharedOptions:
 
 
 class FixMatchOptions(SharedOptions):
-    """Those of FixMatch and its relatives."""
-
     wu: float = option(1.0, "lambda_u: weight of the unlabelled loss", low=0, named=True, needs="unlabelled images")
     K: int = option(1, "strong views per unlabelled image", low=1, needs="unlabelled images")
 
 
 class ThresholdOptions(FixMatchOptions):
-    """Those of its relatives that select images as FixMatch does."""
+    """Those of FixMatch's relatives that select images as it does."""
 
     confidence: float = option(0.95, "tau: threshold on the largest class probability of the weak view", low=0, high=1,
                                named=True)

@@ -47,8 +47,7 @@ def replicas() -> tf.distribute.ReplicaContext | None:
 
 
 def exchange(means: Means, rows: Rows) -> tuple[Means, Rows]:
-    """Returns the means of floats over all replicas (what is no float stays), and tensors [n, …] of any dtype, one
-    replica's after the other.
+    """Returns means of floats over all replicas (what is no float stays), and tensors [n, …] of one after the other.
 
     Gradients flow back to floats. All of it is the sum of one vector (and one more for float64): NCCL is known to hang
     with several sums in flight, and TensorFlow's own way to gather asks for shapes first, through the host. Of what is

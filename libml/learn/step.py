@@ -45,17 +45,13 @@ def check_passes(model: SSLModel, network: keras.Model, options: Iterable[str]) 
 
 
 class Step:
-    """Forward passes, seeds, state and the time of one update. Lives while the step is traced.
-
-    A loss writes nothing here. Only the moving statistics of batch normalisation go on from one forward pass to the
-    next, as `new_statistics`.
-    """
+    """Forward passes, seeds, state and the time of one update, while it is traced. A loss writes nothing here."""
 
     def __init__(self, model: SSLModel, seed: tf.Tensor, state: State):
         self.model, self._before = model, state
         self.updates, self.images_seen = state.updates, model.images_after(state.updates)  # before this update
         self.weights, self.ema_weights, self.statistics = state.weights, state.ema, state.statistics
-        self.new_statistics = self.statistics
+        self.new_statistics = self.statistics  # all that one forward pass leaves to the next
         self.state, self.predictions = dict(state.method), state.others.get("predictions")
         self.loss_scale = state.others.get("loss_scale")
         self._seed, self._seeds_given = seed, 0
@@ -102,8 +98,7 @@ class Step:
         return tf.clip_by_value(tf.cast(self.images_seen, tf.float32) / images, 0.0, 1.0)
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients of a loss on this replica: where half precision needs it, as many times too large as
-        the loss scale says. What takes them, `updated_weights` and the update, knows."""
+        """Returns the gradients on this replica, too large by the loss scale, which `updated_weights` takes away."""
         return tape.gradient(loss, weights, output_gradients=self.loss_scale, unconnected_gradients="zero")
 
     def updated_weights(self, group: str, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
-
-from typing_extensions import NotRequired
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from libml.lazy import keras, tf
 from libml.learn import banks, losses
@@ -22,7 +20,10 @@ if TYPE_CHECKING:
 LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
 
 
-class _Values(NamedTuple):
+class State(NamedTuple):
+    """All that an update reads and changes: a tensor for each of `SSLModel.checkpoint_items`; packed, a few vectors in
+    place of many weights, averages, statistics and slots."""
+
     updates: tf.Tensor  # int32, which GPUs leave to the host: seeds and schedules follow from it without waiting
     weights: Tensors
     ema: Tensors
@@ -30,24 +31,6 @@ class _Values(NamedTuple):
     slots: Tensors
     method: Scalars  # the method's own state, by name
     others: Scalars  # predictions, loss_scale, good_steps and rates, where the model has them
-
-
-class State(_Values):
-    """All that an update reads and changes: a tensor for each of `SSLModel.checkpoint_items`."""
-
-
-class PackedState(_Values):
-    """The same with a few vectors in place of many weights, averages, statistics and slots."""
-
-
-class Found(TypedDict):
-    """What the views of one replica, or of all on average, say."""
-
-    gradients: Tensors
-    scalars: Scalars
-    statistics: Tensors
-    state: Scalars  # the method's, by name
-    mean_prediction: NotRequired[tf.Tensor]
 
 
 # Optimisers: pure functions from gradients to new values, so that one place can assign them on every replica.
@@ -66,7 +49,6 @@ class Nesterov:
 
     def update(self, weights: Sequence, gradients: Sequence, slots: Sequence, lr: tf.Tensor, updates: tf.Tensor,
                ) -> tuple[Tensors, Tensors]:
-        del updates
         velocity = [self.momentum * v + g for v, g in zip(slots, gradients, strict=True)]
         if not self.nesterov:
             return [w - lr * v for w, v in zip(weights, velocity, strict=True)], velocity
@@ -94,8 +76,6 @@ class Adam:
 
 
 class Group(NamedTuple):
-    """Weights that are trained alike."""
-
     indices: Sequence[int]  # positions among the network's weights
     decayed: Sequence[int]  # those of the weights that decay
     rule: Nesterov | Adam  # makes new weights of gradients
@@ -152,9 +132,8 @@ class Update:
     def read(self) -> State:
         """Reads all that an update depends on and changes, once.
 
-        Whatever uses a value must use this reading of it, from which its new value is computed too. Then data flow
-        alone puts every use before the change. A second read would be ordered by a control dependency only, and
-        TensorFlow's graph optimiser drops some of those: it has been seen to read what the same step had written.
+        Data flow alone then puts every use of a value before its change. A second read would be ordered by a control
+        dependency only, some of which TensorFlow's graph optimiser drops: it then reads what the step has written.
         """
         state = tf.nest.map_structure(tf.convert_to_tensor, self._variables())
         return state._replace(updates=tf.cast(state.updates, tf.int32))
@@ -171,25 +150,20 @@ class Update:
 
         tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
-    def pack(self, state: State) -> PackedState:
-        return PackedState(state.updates, self.weights.pack(state.weights), self.weights.pack(state.ema),
-                           self.statistics.pack(state.statistics), self.slots.pack(state.slots), state.method,
-                           state.others)
+    def pack(self, state: State) -> State:
+        return state._replace(weights=self.weights.pack(state.weights), ema=self.weights.pack(state.ema),
+                              statistics=self.statistics.pack(state.statistics), slots=self.slots.pack(state.slots))
 
-    def unpack(self, state: PackedState) -> State:
-        return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
-                     self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), state.method,
-                     state.others)
+    def unpack(self, state: State) -> State:
+        return state._replace(weights=self.weights.unpack(state.weights), ema=self.weights.unpack(state.ema),
+                              statistics=self.statistics.unpack(state.statistics),
+                              slots=self.slots.unpack(state.slots))
 
-    def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
-        """Returns the state after an update on a batch of views, and scalars to log; touches no variable.
-
-        A loop that carries the state spares each update the reading and writing. Labels of unlabelled images do not
-        reach the loss.
-        """
+    def next_state(self, state: State, views: dict) -> tuple[State, Scalars]:
+        """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable."""
         model, unpacked, views = self.model, self.unpack(state), dict(views)
         _warn_of_onednn(model.network)
-        probe, held_back = views.pop("probe", None), views.pop("unlabeled_label", None)
+        probe, held_back = views.pop("probe", None), views.pop("unlabeled_label", None)  # no loss sees it
         used = unpacked._replace(others={name: value for name, value in state.others.items() if name != "rates"})
         backward = self.compiled if model.jit else self.backward
         found = backward(views, fold_in(model.step_seed(state.updates), LOSS_SEEDS), used, held_back)
@@ -212,15 +186,18 @@ class Update:
         if model.loss_scaling:
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
             new = tf.nest.map_structure(lambda n, o: n if n is o else tf.where(finite, n, o), new, state)
-            new.others.update(self._scale(finite, state.others))
-            scalars["monitors/loss_scale"] = new.others["loss_scale"]
+            scale, good = state.others["loss_scale"], state.others["good_steps"]
+            grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)  # after 2000 steps without overflow
+            scalars["monitors/loss_scale"] = tf.where(finite, grown, tf.maximum(scale / 2, 1.0))
+            new.others["loss_scale"] = scalars["monitors/loss_scale"]
+            new.others["good_steps"] = tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))
         # These go on even where float16 gradients overflowed and the update was left out.
         new = new._replace(updates=state.updates + 1)
         for rows in lessons:
             new.others["rates"] = model.augmenter.updated_rates(rows, state.others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
-    def _take_steps(self, names: Iterable[str], state: PackedState, gradients: Mapping[int, tf.Tensor],
+    def _take_steps(self, names: Iterable[str], state: State, gradients: Mapping[int, tf.Tensor],
                     scalars: Scalars) -> tuple[Tensors, Tensors]:
         """Returns the vectors of all weights and slots after a step of some groups; completes the scalars."""
         weights, slots = dict(enumerate(state.weights)), dict(enumerate(state.slots))
@@ -251,7 +228,7 @@ class Update:
         weights, _ = self._take_steps([name], self.pack(state), along, {"losses/total": tf.zeros([])})
         return self.weights.unpack(weights)
 
-    def backward(self, views: dict, seed: tf.Tensor, state: State, held_back: tf.Tensor | None = None) -> Found:
+    def backward(self, views: dict, seed: tf.Tensor, state: State, held_back: tf.Tensor | None = None) -> dict:
         """Forward and backward pass of one replica; `held_back` labels of unlabelled images are for monitors only."""
         model, step = self.model, Step(self.model, seed, state)
         gradients, output = model.compute_gradients(views, step)
@@ -264,8 +241,8 @@ class Update:
             scalars["monitors/mask"] = tf.reduce_mean(mask)
         if scores is not None and held_back is not None:
             scalars |= pseudo_label_quality(scores, held_back, mask)
-        found: Found = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
-                        "state": dict(output.state)}
+        found: dict[str, Any] = {"gradients": gradients, "scalars": scalars, "statistics": step.new_statistics,
+                                 "state": dict(output.state)}
         if model.uses_alignment:
             if output.mean_prediction is None:
                 raise ValueError(f"{name} sets uses_alignment, but its loss returns no mean_prediction: return the "
@@ -273,20 +250,12 @@ class Update:
             found["mean_prediction"] = output.mean_prediction
         return found
 
-    def _scale(self, finite: tf.Tensor, before: Scalars) -> Scalars:
-        """The loss scale after this step: half after an overflow, twice after 2000 steps without one."""
-        scale, good = before["loss_scale"], before["good_steps"]
-        grown = tf.where(good >= 1999, tf.minimum(2 * scale, 2.0 ** 24), scale)
-        return {"loss_scale": tf.where(finite, grown, tf.maximum(scale / 2, 1.0)),
-                "good_steps": tf.where(finite & (good < 1999), good + 1, tf.zeros_like(good))}
-
 
 def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
     """Compares argmax(scores [N, C]) with held-back labels (-1: unknown), over all images and over those used.
 
-    Returns the shares of images that count, and of images that count and are right: the quotient of their sums is the
-    accuracy over any number of batches, even if some batch has no image that counts. Where there are several views of
-    the images, the first one counts.
+    Returns the shares of images that count, and that count and are right: the quotient of their sums is the accuracy
+    over any number of batches, even if some have no image that counts. Of several views the first one counts.
     """
     n = labels.shape[0]
     mask = tf.ones(labels.shape) if mask is None else mask[:n]
@@ -300,10 +269,7 @@ def pseudo_label_quality(scores: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor |
 
 
 def pseudo_label_accuracy(scalars: dict[str, float]) -> dict[str, float]:
-    """Turns shares, averaged over batches, into the accuracy of all pseudo-labels and of those that were used.
-
-    Where there were none, it is left out; of tensors, it is NaN.
-    """
+    """Turns shares, averaged over batches, into accuracies; that of no pseudo-label is left out, or a tensor's NaN."""
     scalars = dict(scalars)
     for name, accuracy in (("known", "pseudo_accuracy"), ("used", "pseudo_accuracy_masked")):
         counted, right = (scalars.pop(f"monitors/pseudo_{name}{part}", 0.0) for part in ("", "_correct"))

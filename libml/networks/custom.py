@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Builder = Callable[[int, tuple[int, int, int]], keras.Model]
 
-_LOGITS = ("float32", "float16", "bfloat16")
 _BUILT: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
@@ -51,8 +50,7 @@ def check_network(network: keras.Model, num_classes: int) -> None:
 
 
 def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-    """Raises UserError unless a network makes finite logits of noise, as for predictions and in training, and no more.
-    """
+    """Raises UserError unless a network makes finite logits of noise, and no more, in predictions and in training."""
     rng, size, name = np.random.RandomState(0), 8, f"The network {network.name}"
     weights = [tf.convert_to_tensor(v) for v in network.trainable_variables]
     options = {"seed": tf.constant([0, 0], tf.int64)} if "seed" in inspect.signature(network.call).parameters else {}
@@ -71,7 +69,8 @@ def check_values(network: keras.Model, num_classes: int, image_shape: tuple[int,
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{name} does not take images of {image_shape} ({reason}).") from error
         found = f"{logits.dtype.name} of shape {logits.shape}" if tf.is_tensor(logits) else type(logits).__name__
-        if not tf.is_tensor(logits) or logits.shape != (size, num_classes) or logits.dtype not in _LOGITS:
+        if not tf.is_tensor(logits) or logits.shape != (size, num_classes) or logits.dtype not in (
+                "float32", "float16", "bfloat16"):
             raise UserError(f"{name} makes {found} of {size} images; expected float32 of shape {(size, num_classes)}: "
                             "one logit per class.")
         if not tf.reduce_all(tf.math.is_finite(logits)):

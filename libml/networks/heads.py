@@ -115,10 +115,7 @@ class Decoders(keras.Model):
         self.built = True
 
     def call(self, images, training=False, seed=None, outputs=None, original=None):
-        """Class logits, or the tuple of `outputs`: "logits", "map" (before the last stage), or decoders by name.
-
-        A decoder gets the map of the image that was changed as `original`.
-        """
+        """Class logits, or `outputs`: "logits", "map" (before the last stage), decoders, given the map `original`."""
         if outputs is None:
             return self.network(images, training=training, seed=seed)
         noise = Noise(seed, 0.0)

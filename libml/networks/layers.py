@@ -1,6 +1,4 @@
 """Layers that all networks are made of: batch normalisation, seeded weights, stateless noise, blocks computed again."""
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -27,8 +27,7 @@ def images_of_update(config: RunConfig, model: SSLModel | None = None) -> int:
 
 def count(config: RunConfig, image_shape: Sequence[int], images: int, model: SSLModel | None = None, *,
           map_bytes: int = 4) -> int:
-    """Returns the bytes of weights (their averages, slots and gradients) and of the feature maps of some images; of
-    networks of keras.applications, whose layers must tell, 0 until there is a `model`."""
+    """Returns the bytes of weights, averages, slots, gradients and feature maps; 0 of keras:NAME without a `model`."""
     network = config.network
     weights = maps = widest = 0
     stages: list[tuple[int, int]] = []  # channels, blocks
@@ -58,8 +57,7 @@ def _may_recompute(config: RunConfig) -> bool:
 
 def check(config: RunConfig, image_shape: Sequence[int], available: int, *, model: SSLModel | None = None,
           processes: int = 1, weights_only: bool = False) -> None:
-    """Raises UserError if one of the processes of a run cannot fit into the available bytes. Of `weights_only`, where
-    nothing else is kept, or feature maps are in the memory of GPUs, which nobody tells."""
+    """Raises UserError if a process cannot fit; `weights_only` where maps are not kept, or in GPUs, who do not say."""
     images = 0 if weights_only else images_of_update(config, model) // processes
     needed = count(config, image_shape, images, model)
     if needed > available:

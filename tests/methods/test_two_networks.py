@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import strategy_of
 from test_baselines import BATCH, CLASSES, SEED, SIDE, TOLERANCE, cross_entropy, make, softmax, views_of
 
-from cssl.meta_pseudo_labels import MetaPseudoLabels, centred
+from cssl.meta_pseudo_labels import MetaPseudoLabels
 from libml import networks
 from libml.learn import losses, mixing
 from libml.learn.model import SSLModel
@@ -59,12 +59,6 @@ def test_first_step_of_a_student_of_two_logits():
     change = 0.665053 - 0.693147
     np.testing.assert_allclose(model.method_state["baseline"], 0.01 * change, atol=1e-6)
     np.testing.assert_allclose(scalars["monitors/feedback"], 0.99 * change, atol=2e-6)  # six digits are given
-
-
-def test_feedback_is_centred():
-    h, average = centred(-0.03, 0.0)
-    np.testing.assert_allclose([h, average], [-0.0297, -0.0003], rtol=1e-9)
-    np.testing.assert_allclose(centred(0.01, average), [0.010197, -0.000197], rtol=1e-9)
 
 
 def test_soft_labels_give_no_feedback_and_hard_ones_do():
