@@ -147,7 +147,8 @@ def create_strategy(options: ScaleOptions, environment: Mapping[str, str] | None
 def _mirrored(devices: tuple[str, ...], by: str) -> tf.distribute.Strategy:
     # Groups of other devices need other keys; TensorFlow knows no public way to them.
     tf.distribute.MirroredStrategy._collective_key_base = 1000 * _mirrored.cache_info().currsize
-    without_nccl = tf.distribute.HierarchicalCopyAllReduce() if by == "ring" and devices[0].startswith("GPU") else None
+    # (Hierarchical copies, which TensorFlow has as well, leave out the last of an odd number of GPUs.)
+    without_nccl = tf.distribute.ReductionToOneDevice() if by == "ring" and devices[0].startswith("GPU") else None
     return tf.distribute.MirroredStrategy(devices, without_nccl)
 
 

@@ -16,6 +16,7 @@ from libml.devices import distribute
 from libml.devices.distribute import create_strategy, find_cluster
 from libml.devices.slurm import expand_hosts, gpus_of_task, slurm_cluster, tasks_per_node
 from libml.errors import UserError
+from libml.learn.packing import exchange
 from libml.results.evaluate import Evaluator
 from libml.run import Run
 from libml.train import Trainer
@@ -152,7 +153,28 @@ def test_gpus_of_one_process_do_without_nccl_where_asked(with_gpus):
     create_strategy(ScaleOptions())
     assert done["mirrored"] == (("GPU:0", "GPU:1"), None)  # TensorFlow takes NCCL here
     create_strategy(ScaleOptions(communication="ring"))
-    assert isinstance(done["mirrored"][1], tf.distribute.HierarchicalCopyAllReduce)
+    assert isinstance(done["mirrored"][1], tf.distribute.ReductionToOneDevice)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_what_replicas_sum_without_nccl_is_right(with_gpus, monkeypatch, replicas):
+    """Of odd numbers of GPUs, too: here CPUs, which are given the GPUs' way to exchange."""
+    real = tf.distribute.MirroredStrategy
+    with_gpus(replicas)
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda devices, by: real(
+        [device.replace("GPU", "CPU") for device in devices], by))
+    strategy = create_strategy(ScaleOptions(communication="ring"))
+
+    def share():
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return exchange([tf.cast(number, tf.float32)], [number[None]])
+
+    run = tf.function(lambda: strategy.run(share), autograph=False)
+    assert not [node for node in run.get_concrete_function().graph.get_operations() if "Collective" in node.type]
+    (mean,), (rows,) = run()
+    for each, gathered in zip(*map(strategy.experimental_local_results, (mean, rows)), strict=True):
+        assert each.numpy() == sum(range(replicas)) / replicas
+        np.testing.assert_array_equal(gathered, range(replicas))
 
 
 def test_nccl_without_gpus_is_refused():
