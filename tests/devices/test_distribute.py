@@ -188,44 +188,67 @@ def test_runs_of_a_process_share_their_strategy():
     assert strategy_of(2) is not strategy_of(4)
 
 
-def test_what_a_hanging_peer_holds_up_ends_the_process(tmp_path):
+@pytest.mark.parametrize(("size", "who"), [(1, "a device hangs"), (2, "another process")])
+def test_what_a_hanging_peer_holds_up_ends_the_process(tmp_path, size, who):
     """With exit code 75 and one line, though Python stands in a call that nothing wakes."""
-    code = ("import time, tensorflow as tf; from libml.devices import distribute; distribute.FIRST_SECONDS = 0.5; "
-            "group = distribute.ProcessGroup(tf.distribute.get_strategy()); group.size = 2\n"
+    code = ("import time; from libml.config import ScaleOptions; from libml.devices import distribute; "
+            "distribute.FIRST_SECONDS = 0.5; "
+            "group = distribute.ProcessGroup(distribute.create_strategy(ScaleOptions(num_devices=2))); "
+            f"group.size = {size}\n"
             "with group.expected('an update'): time.sleep(100)")
     process = Program(["-c", code], tmp_path)
     assert process.wait() == 75
-    assert process.error.splitlines()[-1].startswith("error: Worker 0 has waited 0 s for an update: another process")
+    assert process.error.splitlines()[-1].startswith(f"error: Worker 0 has waited 0 s for an update: {who}")
 
 
-def test_a_peer_has_ten_times_the_time_that_it_ever_took(monkeypatch):
-    limits, now = [], [0.0]
+@pytest.fixture
+def limits(monkeypatch):
+    """The seconds that watchdogs would wait, each followed by "started" where one does."""
+    found = []
 
     class Timer:
         """Records how long it would wait."""
 
         def __init__(self, seconds, *arguments):
-            limits.append(seconds)
+            found.append(seconds)
 
         def start(self):
-            limits.append("started")
+            found.append("started")
 
         def cancel(self):
             pass
 
     monkeypatch.setattr(distribute.threading, "Timer", Timer)
+    return found
+
+
+def test_a_peer_has_ten_times_the_time_that_it_ever_took(limits, monkeypatch):
+    now = [0.0]
     monkeypatch.setattr(distribute.time, "monotonic", lambda: now[0])
     group = distribute.ProcessGroup(tf.distribute.get_strategy())
     for seconds, count in ((8.0, 1), (60.0, 2), (40.0, 4), (1.0, 1)):
         with group.expected("an update", count):
             now[0] += seconds
     assert limits == [distribute.FIRST_SECONDS, 10 * 8 * 2, 10 * 30 * 4, 10 * 30]  # no timer runs: there is no peer
-    group.size = 2
+    group = distribute.ProcessGroup(strategy_of(2))  # devices of one process are peers, too
     with group.expected("an evaluation"):
         now[0] += 1
     with group.expected("an evaluation"):
         pass
     assert limits[4:] == [distribute.FIRST_SECONDS, "started", distribute.HANG_SECONDS, "started"]
+
+
+def test_exchanges_of_processes_between_updates_are_expected_to_end(limits):
+    """Not before the first update: some may have to read their data, which takes as long as it takes."""
+    group = distribute.ProcessGroup(strategy_of(2))
+    group.size = 2  # as if each device had a process of its own
+    np.testing.assert_array_equal(group.all_gather(1, 2), [[1, 2]] * 2)
+    assert limits == []
+    with group.expected("an update"):
+        pass
+    for _ in range(2):
+        np.testing.assert_array_equal(group.all_gather(3), [[3]] * 2)
+    assert limits == [distribute.FIRST_SECONDS, "started"] * 3
 
 
 def test_strategies():
