@@ -25,7 +25,16 @@ import numpy as np
 import cssl
 from cssl import CSSL, cli, tools
 from libml.config import RunConfig, ScaleOptions
-from libml.devices.machine import cpu_facts, nvidia_smi, usable_cores, usable_memory
+from libml.devices.machine import (
+    CARDS,
+    CONTAINER,
+    INSTALL,
+    cpu_facts,
+    nvidia_smi,
+    unusable_cards,
+    usable_cores,
+    usable_memory,
+)
 from libml.errors import UserError
 from libml.lazy import tf
 
@@ -35,8 +44,6 @@ GOLDEN = Path(__file__).with_name("trajectory_fixmatch.npz")
 TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
 GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
 REPEATS = 20
-INSTALL = "pip install 'cssl[gpu]' brings CUDA's libraries"
-CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow) has newer ones"
 CURES = {"ptxas|libdevice": INSTALL, "CUDA_ERROR_INVALID_HANDLE|no kernel image|sm_120": CONTAINER}  # by what is said
 CHILD_SECONDS = 300  # no check takes a tenth of it
 
@@ -97,23 +104,13 @@ def trajectory(device: str) -> str:
 
 def cards(device: str) -> str:
     """TensorFlow sees the cards that the driver does, and has kernels for them."""
-    listed, seen = nvidia_smi("name,memory.total,driver_version,compute_cap"), tf.config.list_physical_devices("GPU")
+    listed, seen = nvidia_smi(CARDS), len(tf.config.list_physical_devices("GPU"))
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if len(listed) > len(seen) and (hidden is None or not seen and hidden not in ("", "-1")):
-        raise UserError(f"nvidia-smi lists {'; '.join(listed)}, TensorFlow uses {len(seen)}: {INSTALL}")
-    for card in listed:
-        own = re.search(r", (\d+)\.(\d)$", card)
-        if own and not any(fits(int(own[1]), int(own[2]), kind) for kind in built):
-            raise UserError(f"{card}: this TensorFlow has kernels for {', '.join(built)}: {CONTAINER}")
-    return f"nvidia-smi lists {'; '.join(listed) or 'none'}, TensorFlow uses {len(seen)}" + (
+    if fault := unusable_cards(listed, seen, built, hidden):
+        raise UserError(fault)
+    return f"nvidia-smi lists {'; '.join(listed) or 'none'}, TensorFlow uses {seen}" + (
         f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
-
-
-def fits(major: int, minor: int, kind: str) -> bool:
-    """Whether a card runs kernels of a kind: sm_80 those of 8.0 to 8.9, compute_90 what is compiled when it starts."""
-    built = re.search(r"_(\d+)(\d)", kind)
-    return built is not None and int(built[1]) == major and int(built[2]) <= minor
 
 
 def repeated_steps(device: str) -> str:

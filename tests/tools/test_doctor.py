@@ -11,6 +11,7 @@ from helpers import invoke, strategy_of
 
 from cssl.tools import doctor
 from libml.augment import OPS, Augmenter
+from libml.devices.machine import fits
 from libml.errors import UserError
 
 
@@ -173,7 +174,7 @@ BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # TensorFlow 2.21's
 def test_which_cards_a_build_knows():
     known = {(6, 0): True, (6, 1): True, (7, 5): True, (8, 0): True, (8, 6): True, (8, 9): True, (9, 0): True,
              (10, 0): False, (12, 0): False, (5, 2): False}
-    assert {card: any(doctor.fits(*card, kind) for kind in BUILT) for card in known} == known
+    assert {card: any(fits(*card, kind) for kind in BUILT) for card in known} == known
 
 
 @pytest.mark.parametrize("check", [doctor.all_reduce, doctor.several_devices])
