@@ -35,8 +35,12 @@ while os.getppid() == parent:
 """
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
 
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
-        tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow raises when another process is gone
+# What TensorFlow raises when another process is gone. Faults of cuDNN and XLA are of the last two kinds, too, so that
+# of these a line must speak of peers: not one of those that say where in the program it was.
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+PERHAPS_LOST = (tf.errors.InternalError, tf.errors.UnknownError)
+PEERS = re.compile(r"^(?!\s*(?:File |\[\[|Detected at )).*(?:collective|nccl|\bpeer\b(?! access)|connection|socket|"
+                   r"\bg?rpc\b|stream removed|heartbeat|coordination)", re.I | re.M)
 
 
 class WorkerLost(UserError):
@@ -275,8 +279,8 @@ class ProcessGroup:
                 raise
             raise UserError(f"--deterministic: an operation of this run has no form that repeats bit by bit ("
                             f"{reason.strip()[:200]}). Leave the flag out, or take another network.") from error
-        except LOST as error:
-            if self.size == 1:
+        except (*LOST, *PERHAPS_LOST) as error:
+            if self.size == 1 or isinstance(error, PERHAPS_LOST) and not PEERS.search(error.message):
                 raise
             reason = error.message.strip().splitlines()[0][:150]
             raise WorkerLost(f"Worker {self.rank} lost touch with another process of the run, which ended or cannot be "

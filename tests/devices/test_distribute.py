@@ -251,6 +251,34 @@ def test_exchanges_of_processes_between_updates_are_expected_to_end(limits):
     assert limits == [distribute.FIRST_SECONDS, "started"] * 3
 
 
+TRACE = """Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+  File "/tensorflow/python/ops/collective_ops.py", line 1, in all_reduce_v2
+
+{}
+\t [[{{{{node while/body/CollectiveReduceV2}}}}]] [Op:__inference_run_1]"""
+
+
+@pytest.mark.parametrize(("kind", "message", "lost"), [
+    ("UnavailableError", "failed", True), ("AbortedError", "failed", True),
+    ("InternalError", "Collective ops is aborted by: failed to connect to all addresses", True),
+    ("InternalError", "NCCL: unhandled system error. Set NCCL_DEBUG=WARN for detail.", True),
+    ("UnknownError", "Connection reset by peer", True), ("UnknownError", "Stream removed", True),
+    ("UnknownError", "2 root error(s) found.\n  (0) UNKNOWN:  Socket closed", True),
+    ("InternalError", "Failed to load in-memory CUBIN: CUDA_ERROR_NO_BINARY_FOR_GPU", False),
+    ("InternalError", "failed to enable peer access from 0 to 1", False), ("UnknownError", "ptxas failed", False),
+    ("UnknownError", "Failed to get convolution algorithm. Probably cuDNN failed to initialize", False)])
+@pytest.mark.parametrize("form", ["{}", TRACE])
+def test_only_what_speaks_of_others_means_that_one_is_lost(kind, message, lost, form):
+    """A fault of cuDNN or XLA, which would come again each time, must not queue the job once more."""
+    group = distribute.ProcessGroup(tf.distribute.get_strategy())
+    error = getattr(tf.errors, kind)(None, None, form.format(message))
+    for group.size in (1, 2):
+        with pytest.raises(distribute.WorkerLost if lost and group.size > 1 else type(error)), group.watched():
+            raise error
+
+
 def test_strategies():
     assert create_strategy(ScaleOptions()) is tf.distribute.get_strategy()
     assert create_strategy(ScaleOptions(strategy="mirrored")).num_replicas_in_sync == 1
