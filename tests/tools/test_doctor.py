@@ -3,6 +3,7 @@ import contextlib
 import os
 import re
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -180,8 +181,27 @@ def test_which_cards_a_build_knows():
 @pytest.mark.parametrize("check", [doctor.all_reduce, doctor.several_devices])
 def test_devices_that_do_not_communicate(monkeypatch, check):
     """Sums that each device keeps to itself are found."""
-    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy_of(2))
+    monkeypatch.setattr(doctor, "strategy_of", lambda devices, tf32=True: strategy_of(2))
     assert "2 devices" in check("CPUs")
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", lambda self, operation, value, **_: value)
     with pytest.raises(UserError, match="are wrong on|differ by at most"):
         check("CPUs")
+
+
+def test_devices_are_compared_without_tf32(monkeypatch):
+    asked = []
+    monkeypatch.setattr("libml.devices.distribute.create_strategy", lambda scale, environment: asked.append(scale))
+    doctor.strategy_of("CPUs")
+    with pytest.raises(AttributeError):  # of the strategy that there is not
+        doctor.several_devices("CPUs")
+    assert [(scale.num_devices, scale.tf32) for scale in asked] == [(2, True), (2, False)]
+
+
+def test_sums_of_many_devices_need_little_memory(monkeypatch):
+    """Of the host: beside what devices hold, which is the host's here, a few times the numbers of one."""
+    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy_of(4))
+    tracemalloc.start()
+    assert "16384 KB over 4 devices" in doctor.all_reduce("CPUs")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (4 + 4) * 2 ** 24
