@@ -27,7 +27,7 @@ from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute
-from libml.devices.machine import cpu_facts, gpu_memory, usable_memory
+from libml.devices.machine import CARDS, cpu_facts, gpu_memory, nvidia_smi, unusable_cards, usable_memory
 from libml.errors import OptionError, UserError, check_function, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom, memory
@@ -149,7 +149,7 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
                 if trainer.is_chief:  # holds the folder, which from here on describes this run
                     stack.enter_context(run.lock.hold())
                     run.claim(run.config, environment_facts(), facts.to_dict() | identity(run.data))
-                _announce(trainer, failure)
+                _announce(trainer, failure, environment)
             started = time.perf_counter()
             trainer.train()
             if trainer.is_chief:
@@ -280,13 +280,21 @@ def _gpu_shortage(trainer: Trainer) -> str:
                                replicas=trainer.strategy.num_replicas_in_sync)
 
 
-def _announce(trainer: Trainer, failure: str = "") -> None:
+def _unusable_cards(environment: Mapping[str, str] | None) -> str:
+    hidden = "unknown" if environment is None else environment.get("CUDA_VISIBLE_DEVICES")
+    with suppress(OSError, subprocess.SubprocessError):  # a driver that fails: cssl-doctor says so
+        return unusable_cards(nvidia_smi(CARDS), len(tf.config.list_physical_devices("GPU")),
+                              tf.sysconfig.get_build_info().get("cuda_compute_capabilities", []), hidden)
+    return ""
+
+
+def _announce(trainer: Trainer, failure: str = "", environment: Mapping[str, str] | None = None) -> None:
     model, data, log, config = trainer.model, trainer.data, trainer.log, trainer.run.config
     values = config.values()
     for note in data.notes:
         log(f"warning: {printable(note)}")
-    if shortage := _gpu_shortage(trainer):
-        log(f"warning: {shortage}")
+    for warning in filter(None, (_unusable_cards(environment), _gpu_shortage(trainer))):
+        log(f"warning: {warning}")
     lacks = _lacks(model)
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:

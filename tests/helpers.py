@@ -190,6 +190,21 @@ def strategy_of(replicas: int):
     return create_strategy(ScaleOptions(num_devices=replicas))
 
 
+def assert_continues(model, update: Callable) -> None:
+    """From a checkpoint another update goes to the same bits as before."""
+    import tensorflow as tf
+
+    checkpoint = tf.train.Checkpoint(**model.checkpoint_items())
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.write(f"{folder}/checkpoint")
+        update()
+        further = model.fingerprint()
+        checkpoint.read(path).assert_consumed()
+    assert model.fingerprint() != further
+    update()
+    assert model.fingerprint() == further
+
+
 # Beside the one at the end of an update: one for each stage of the loss that waits for values of all replicas, and one
 # for the gradients of what it got.
 STAGES = {"flexmatch": 1, "adamatch": 1, "simmatch": 1, "softmatch": 2, "freematch": 2 + 1, "comatch": 2 + 1,

@@ -23,7 +23,16 @@ import numpy as np
 import cssl
 from cssl import CSSL, cli, tools
 from libml.config import RunConfig, ScaleOptions
-from libml.devices.machine import cpu_facts, nvidia_smi, usable_cores, usable_memory
+from libml.devices.machine import (
+    CARDS,
+    CONTAINER,
+    INSTALL,
+    cpu_facts,
+    nvidia_smi,
+    unusable_cards,
+    usable_cores,
+    usable_memory,
+)
 from libml.errors import UserError
 from libml.lazy import tf
 
@@ -33,8 +42,6 @@ GOLDEN = Path(__file__).with_name("trajectory_fixmatch.npz")
 TOLERANCES = (1e-5, 1e-5, 1e-4, 5e-3)
 GPU_TOLERANCE = 1e-3  # of a step, relative to a variable's largest entry: sums there come in any order
 REPEATS = 20
-INSTALL = "pip install 'cssl[gpu]' brings CUDA's libraries"
-CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow) has newer ones"
 CURES = {"ptxas|libdevice": INSTALL, "CUDA_ERROR_INVALID_HANDLE|no kernel image|sm_120": CONTAINER}  # by what is said
 CHILD_SECONDS = 300  # no check takes a tenth of it
 
@@ -92,23 +99,13 @@ def trajectory(device: str) -> str:
 
 def cards(device: str) -> str:
     """TensorFlow sees the cards that the driver does, and has kernels for them."""
-    listed, seen = nvidia_smi("name,memory.total,driver_version,compute_cap"), tf.config.list_physical_devices("GPU")
+    listed, seen = nvidia_smi(CARDS), len(tf.config.list_physical_devices("GPU"))
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if len(listed) > len(seen) and (hidden is None or not seen and hidden not in ("", "-1")):
-        raise UserError(f"nvidia-smi lists {'; '.join(listed)}, TensorFlow uses {len(seen)}: {INSTALL}")
-    for card in listed:
-        own = re.search(r", (\d+)\.(\d)$", card)
-        if own and not any(fits(int(own[1]), int(own[2]), kind) for kind in built):
-            raise UserError(f"{card}: this TensorFlow has kernels for {', '.join(built)}: {CONTAINER}")
-    return f"nvidia-smi lists {'; '.join(listed) or 'none'}, TensorFlow uses {len(seen)}" + (
+    if fault := unusable_cards(listed, seen, built, hidden):
+        raise UserError(fault)
+    return f"nvidia-smi lists {'; '.join(listed) or 'none'}, TensorFlow uses {seen}" + (
         f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
-
-
-def fits(major: int, minor: int, kind: str) -> bool:
-    """Whether a card runs kernels of a kind: sm_80 those of 8.0 to 8.9, compute_90 what is compiled when it starts."""
-    built = re.search(r"_(\d+)(\d)", kind)
-    return built is not None and int(built[1]) == major and int(built[2]) <= minor
 
 
 def repeated_steps(device: str) -> str:
@@ -164,12 +161,17 @@ def pillow(device: str) -> str:
     return f"{len(OPS)} and {len(AUTO_OPS)} operations: no pixel of {2 * number} images differs"
 
 
-def strategy_of(devices: str) -> tf.distribute.Strategy:
+def strategy_of(devices: str, tf32: bool = True) -> tf.distribute.Strategy:
     """Returns the strategy that a run would have on all GPUs, or on two CPUs."""
     from libml.devices.distribute import create_strategy
 
     gpus = len(tf.config.list_physical_devices("GPU"))
-    return create_strategy(ScaleOptions(num_devices=gpus if devices == "GPUs" else 2), None)
+    return create_strategy(ScaleOptions(num_devices=gpus if devices == "GPUs" else 2, tf32=tf32), None)
+
+
+def whole_numbers(count: int, replica: int) -> np.ndarray:
+    """One replica's; 32 bits each, as those of 8 GPUs at once would be gigabytes."""
+    return np.arange(count, dtype=np.int32) * np.int32(7 + replica) % np.int32(1021)
 
 
 def all_reduce(devices: str) -> str:
@@ -178,21 +180,25 @@ def all_reduce(devices: str) -> str:
     replicas, sizes = strategy.num_replicas_in_sync, [2 ** 12, 2 ** 20, 2 ** 24, *[2 ** 28] * (devices == "GPUs")]
     add = tf.function(lambda x: tf.distribute.get_replica_context().all_reduce("sum", x), autograph=False)
     for size in sizes:  # bytes
-        own = np.arange(size // 4) * np.arange(7, 7 + replicas)[:, None] % 1021
         given = strategy.experimental_distribute_values_from_function(
-            lambda context, own=own: tf.constant(own[context.replica_id_in_sync_group], tf.float32))
+            lambda context, size=size: tf.constant(whole_numbers(size // 4, context.replica_id_in_sync_group),
+                                                   tf.float32))
+        wanted = sum(whole_numbers(size // 4, replica) for replica in range(replicas))
         for found in strategy.experimental_local_results(strategy.run(add, args=(given,))):
-            if (wrong := found.numpy() != own.sum(0)).any():
+            if (wrong := found.numpy() != wanted).any():
                 raise UserError(f"{wrong.mean():.1%} of {size} bytes are wrong on {found.device}")
     return f"{', '.join(f'{size >> 10} KB' for size in sizes)} over {replicas} devices: every bit is right"
 
 
 def several_devices(devices: str) -> str:
-    """A step over several devices, each with its share of the images, changes weights as one device does."""
+    """A step over several devices, each with its share of the images, changes weights as one device does.
+
+    Without TF32, whose rounding of single products is larger than what is allowed.
+    """
     from cssl import FixMatch
     from libml import networks
 
-    strategy = strategy_of(devices)
+    strategy = strategy_of(devices, tf32=False)
     rng, replicas, changes = np.random.default_rng(0), strategy.num_replicas_in_sync, []
     views = {name: rng.normal(size=(4 * replicas, 16, 16, 3)) for name in ("labeled", "weak", "strong")}
     for scope, parts in ((tf.distribute.get_strategy(), 1), (strategy, replicas)):

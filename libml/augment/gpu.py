@@ -63,7 +63,7 @@ def _try_xla() -> tuple[str, bool]:
     if done.returncode < 0:
         reason = f"{signal.Signals(-done.returncode).name}: {reason}"
     if "ptxas" in reason or "libdevice" in reason:
-        reason += "; pip install 'tensorflow[and-cuda]' has what is missing"
+        reason += "; pip install 'cssl[gpu]' has what is missing"
     return reason, bool(told) or done.returncode < 0
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +35,12 @@ while os.getppid() == parent:
 """
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
 
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
-        tf.errors.InternalError, tf.errors.UnknownError)  # what TensorFlow raises when another process is gone
+# What TensorFlow raises when another process is gone. Faults of cuDNN and XLA are of the last two kinds, too, so that
+# of these a line must speak of peers: not one of those that say where in the program it was.
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+PERHAPS_LOST = (tf.errors.InternalError, tf.errors.UnknownError)
+PEERS = re.compile(r"^(?!\s*(?:File |\[\[|Detected at )).*(?:collective|nccl|\bpeer\b(?! access)|connection|socket|"
+                   r"\bg?rpc\b|stream removed|heartbeat|coordination)", re.I | re.M)
 
 
 class WorkerLost(UserError):
@@ -143,7 +147,8 @@ def create_strategy(options: ScaleOptions, environment: Mapping[str, str] | None
 def _mirrored(devices: tuple[str, ...], by: str) -> tf.distribute.Strategy:
     # Groups of other devices need other keys; TensorFlow knows no public way to them.
     tf.distribute.MirroredStrategy._collective_key_base = 1000 * _mirrored.cache_info().currsize
-    without_nccl = tf.distribute.HierarchicalCopyAllReduce() if by == "ring" and devices[0].startswith("GPU") else None
+    # (Hierarchical copies, which TensorFlow has as well, leave out the last of an odd number of GPUs.)
+    without_nccl = tf.distribute.ReductionToOneDevice() if by == "ring" and devices[0].startswith("GPU") else None
     return tf.distribute.MirroredStrategy(devices, without_nccl)
 
 
@@ -182,8 +187,7 @@ class ProcessGroup:
         self.size, self.rank = max(1, chiefs + workers), 0
         if jobs:
             self.rank = resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
-        replicas = strategy.num_replicas_in_sync
-        self._devices = replicas // self.size
+        self.replicas = replicas = strategy.num_replicas_in_sync
 
         def share(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -198,7 +202,9 @@ class ProcessGroup:
         """Returns the values of all processes, [processes, values]; waits for all, which must call with as many."""
         if self.size == 1:
             return np.array([values], np.float64)
-        return self._run(tf.constant(values, tf.float64)).numpy()[::self._devices]
+        # Before the first update others may still read their data, and between updates write files or call hooks.
+        with self.expected("the other processes", least=FIRST_SECONDS) if self._longest else nullcontext():
+            return self._run(tf.constant(values, tf.float64)).numpy()[::self.replicas // self.size]
 
     def check_same(self, facts: dict | list) -> None:
         """Raises UserError on all processes unless all have the same facts of configuration and data."""
@@ -231,15 +237,15 @@ class ProcessGroup:
             raise UserError(f"Worker {', '.join(map(str, failed))} met an error that ends the run: see its output.")
 
     @contextmanager
-    def expected(self, what: str, count: int = 1) -> Iterator[None]:
-        """For what all processes do together: ends this one if it takes ten times as long as it ever has.
+    def expected(self, what: str, count: int = 1, least: float = HANG_SECONDS) -> Iterator[None]:
+        """For what all replicas do together: ends this process if it takes ten times as long as it ever has.
 
         A peer that hangs within NCCL is told of by nobody, and nothing but the end of the process leaves such a call.
         """
-        limit = max(HANG_SECONDS, 10 * count * self._longest[what]) if what in self._longest else FIRST_SECONDS
+        limit = max(least, 10 * count * self._longest[what]) if what in self._longest else FIRST_SECONDS
         timer = threading.Timer(limit, self._give_up, (what, limit))
         timer.daemon, started = True, time.monotonic()
-        if self.size > 1:
+        if self.replicas > 1:
             timer.start()
         try:
             yield
@@ -248,9 +254,10 @@ class ProcessGroup:
         self._longest[what] = max(self._longest.get(what, 0.0), (time.monotonic() - started) / count)
 
     def _give_up(self, what: str, seconds: float) -> None:
-        print(f"error: Worker {self.rank} has waited {seconds:.0f} s for {what}: another process of the run hangs, or "
-              "the network does. Start all of them again: the same command continues from the last checkpoint.",
-              file=sys.stderr, flush=True)
+        who, start = ("another process of the run hangs, or the network does", "all of them") if self.size > 1 else (
+            "a device hangs, or what devices exchange by (--communication=ring does without NCCL)", "it")
+        print(f"error: Worker {self.rank} has waited {seconds:.0f} s for {what}: {who}. Start {start} again: the same "
+              "command continues from the last checkpoint.", file=sys.stderr, flush=True)
         os._exit(WorkerLost.exit_code)
 
     @contextmanager
@@ -264,8 +271,8 @@ class ProcessGroup:
                 raise
             raise UserError(f"--deterministic: an operation of this run has no form that repeats bit by bit ("
                             f"{reason.strip()[:200]}). Leave the flag out, or take another network.") from error
-        except LOST as error:
-            if self.size == 1:
+        except (*LOST, *PERHAPS_LOST) as error:
+            if self.size == 1 or isinstance(error, PERHAPS_LOST) and not PEERS.search(error.message):
                 raise
             reason = error.message.strip().splitlines()[0][:150]
             raise WorkerLost(f"Worker {self.rank} lost touch with another process of the run, which ended or cannot be "

@@ -4,9 +4,13 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+CARDS = "name,memory.total,driver_version,compute_cap"  # what `unusable_cards` wants to know of each
+INSTALL = "pip install 'cssl[gpu]' brings CUDA's libraries"
+CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow) has newer ones"
 
 
 def cpu_facts() -> tuple[str, str]:
@@ -39,6 +43,30 @@ def nvidia_smi(query: str) -> list[str]:
         return []
     done.check_returncode()
     return done.stdout.strip().splitlines()
+
+
+def unusable_cards(listed: Sequence[str], seen: int, built: Collection[str], hidden: str | None) -> str:
+    """Returns which cards that the driver lists TensorFlow cannot use, and the cure; "" where it uses all that it may.
+
+    Args:
+        seen: the number of GPUs that TensorFlow sees.
+        built: the kinds of cards for which it has kernels.
+        hidden: CUDA_VISIBLE_DEVICES, which may leave some cards out.
+    """
+    if len(listed) > seen and (hidden is None or not seen and hidden not in ("", "-1")):
+        return (f"nvidia-smi lists {'; '.join(listed)}, TensorFlow uses {seen}: {INSTALL} (unless CUDA_VISIBLE_DEVICES "
+                "hides cards)")
+    for card in listed if seen else []:
+        own = re.search(r", (\d+)\.(\d)$", card)
+        if own and not any(fits(int(own[1]), int(own[2]), kind) for kind in built):
+            return f"{card}: this TensorFlow has kernels for {', '.join(built)}: {CONTAINER}"
+    return ""
+
+
+def fits(major: int, minor: int, kind: str) -> bool:
+    """Whether a card runs kernels of a kind: sm_80 those of 8.0 to 8.9, compute_90 what is compiled when it starts."""
+    built = re.search(r"_(\d+)(\d)", kind)
+    return built is not None and int(built[1]) == major and int(built[2]) <= minor
 
 
 def gpu_memory(names: Collection[str]) -> int | None:

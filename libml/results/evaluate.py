@@ -8,6 +8,7 @@ from libml.augment.augmenter import to_float
 from libml.data.sets import SSLData, Subset
 from libml.errors import printable
 from libml.learn.model import SSLModel
+from libml.learn.packing import exchange
 from libml.results import metrics
 
 MAX_CLASSES = 20  # that a table of scores lists
@@ -40,7 +41,7 @@ class Evaluator:
                 chunk = chunk[context.replica_id_in_sync_group * rows:][:rows]
             mine = to_float(chunk)
             found = tf.stack([tf.nn.softmax(model.infer(mine, ema=ema)) for ema in (True, False)[:1 + raw]], 1)
-            return context.all_gather(found, 0) if replicas > 1 else found
+            return exchange([], [found])[1][0]
 
         def run(chunk, raw):
             return strategy.experimental_local_results(strategy.run(predict, args=(chunk, raw)))[0]

@@ -1,5 +1,6 @@
 """Views on GPUs, of which there is none here: TensorFlow's word for one is made up, and so is what a trial says."""
 import json
+import os
 
 import pytest
 import tensorflow as tf
@@ -60,7 +61,7 @@ def test_what_may_pass_is_not_remembered(with_gpu, tmp_path, monkeypatch, trial,
 def test_missing_parts_of_cuda_come_with_their_cure(with_gpu, tmp_path, what):
     with_gpu(f"raise RuntimeError({what!r})")
     assert gpu.xla_failure(tmp_path / "views.json") == (
-        f"RuntimeError: {what}; pip install 'tensorflow[and-cuda]' has what is missing")
+        f"RuntimeError: {what}; pip install 'cssl[gpu]' has what is missing")
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", None])
@@ -128,3 +129,30 @@ def test_views_as_the_user_says(with_gpu, trainer, tmp_path, views, compiled):
     trainer.model.augmenter.jit_compile = compiled
     assert experiment._try_views(config, trainer.model, tmp_path / "views.json") == ""
     assert trainer.model.augmenter.jit_compile is compiled and not (tmp_path / "views.json").exists()
+
+
+A100, RTX = "NVIDIA A100, 81920 MiB, 550.54, 8.0", "NVIDIA GeForce RTX 5090, 32607 MiB, 570.86, 12.0"
+
+
+@pytest.mark.parametrize(("says", "seen", "environment", "warning"), [
+    (f"echo '{A100}'", False, {}, f"{A100}, TensorFlow uses 0: pip install 'cssl[gpu]'"),
+    (f"echo '{A100}'", False, None, f"{A100}, TensorFlow uses 0: pip install 'cssl[gpu]'"),
+    (f"echo '{RTX}'", True, {}, "sm_89, compute_90: NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow)"),
+    (f"echo '{RTX}'", False, {"CUDA_VISIBLE_DEVICES": "-1"}, None), (f"echo '{A100}'", True, {}, None),
+    (f"echo '{A100}'; echo '{A100}'", True, {"CUDA_VISIBLE_DEVICES": "1"}, None),
+    (f"echo '{A100}'; echo '{A100}'", True, None, None),  # a Python program's variables are not known
+    ("exit 9", False, {}, None)])
+def test_a_run_names_cards_that_tensorflow_cannot_use(with_gpu, trainer, tmp_path, monkeypatch, says, seen, environment,
+                                                      warning):
+    """By a driver's program that lists them, with the cure, in one line."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_compute_capabilities": ["sm_80", "sm_89",
+                                                                                               "compute_90"]})
+    if seen:
+        with_gpu("pass")
+    experiment._announce(trainer, environment=environment)
+    found = [line for line in trainer.lines if "nvidia-smi" in line or "kernels for" in line]
+    assert len(found) == (warning is not None) and all(line.startswith("warning: ") for line in found)
+    assert warning is None or warning in found[0]

@@ -16,6 +16,7 @@ from libml.devices import distribute
 from libml.devices.distribute import create_strategy, find_cluster
 from libml.devices.slurm import expand_hosts, gpus_of_task, slurm_cluster, tasks_per_node
 from libml.errors import UserError
+from libml.learn.packing import exchange
 from libml.results.evaluate import Evaluator
 from libml.run import Run
 from libml.train import Trainer
@@ -152,7 +153,28 @@ def test_gpus_of_one_process_do_without_nccl_where_asked(with_gpus):
     create_strategy(ScaleOptions())
     assert done["mirrored"] == (("GPU:0", "GPU:1"), None)  # TensorFlow takes NCCL here
     create_strategy(ScaleOptions(communication="ring"))
-    assert isinstance(done["mirrored"][1], tf.distribute.HierarchicalCopyAllReduce)
+    assert isinstance(done["mirrored"][1], tf.distribute.ReductionToOneDevice)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_what_replicas_sum_without_nccl_is_right(with_gpus, monkeypatch, replicas):
+    """Of odd numbers of GPUs, too: here CPUs, which are given the GPUs' way to exchange."""
+    real = tf.distribute.MirroredStrategy
+    with_gpus(replicas)
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda devices, by: real(
+        [device.replace("GPU", "CPU") for device in devices], by))
+    strategy = create_strategy(ScaleOptions(communication="ring"))
+
+    def share():
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return exchange([tf.cast(number, tf.float32)], [number[None]])
+
+    run = tf.function(lambda: strategy.run(share), autograph=False)
+    assert not [node for node in run.get_concrete_function().graph.get_operations() if "Collective" in node.type]
+    (mean,), (rows,) = run()
+    for each, gathered in zip(*map(strategy.experimental_local_results, (mean, rows)), strict=True):
+        assert each.numpy() == sum(range(replicas)) / replicas
+        np.testing.assert_array_equal(gathered, range(replicas))
 
 
 def test_nccl_without_gpus_is_refused():
@@ -166,44 +188,95 @@ def test_runs_of_a_process_share_their_strategy():
     assert strategy_of(2) is not strategy_of(4)
 
 
-def test_what_a_hanging_peer_holds_up_ends_the_process(tmp_path):
+@pytest.mark.parametrize(("size", "who"), [(1, "a device hangs"), (2, "another process")])
+def test_what_a_hanging_peer_holds_up_ends_the_process(tmp_path, size, who):
     """With exit code 75 and one line, though Python stands in a call that nothing wakes."""
-    code = ("import time, tensorflow as tf; from libml.devices import distribute; distribute.FIRST_SECONDS = 0.5; "
-            "group = distribute.ProcessGroup(tf.distribute.get_strategy()); group.size = 2\n"
+    code = ("import time; from libml.config import ScaleOptions; from libml.devices import distribute; "
+            "distribute.FIRST_SECONDS = 0.5; "
+            "group = distribute.ProcessGroup(distribute.create_strategy(ScaleOptions(num_devices=2))); "
+            f"group.size = {size}\n"
             "with group.expected('an update'): time.sleep(100)")
     process = Program(["-c", code], tmp_path)
     assert process.wait() == 75
-    assert process.error.splitlines()[-1].startswith("error: Worker 0 has waited 0 s for an update: another process")
+    assert process.error.splitlines()[-1].startswith(f"error: Worker 0 has waited 0 s for an update: {who}")
 
 
-def test_a_peer_has_ten_times_the_time_that_it_ever_took(monkeypatch):
-    limits, now = [], [0.0]
+@pytest.fixture
+def limits(monkeypatch):
+    """The seconds that watchdogs would wait, each followed by "started" where one does."""
+    found = []
 
     class Timer:
         """Records how long it would wait."""
 
         def __init__(self, seconds, *arguments):
-            limits.append(seconds)
+            found.append(seconds)
 
         def start(self):
-            limits.append("started")
+            found.append("started")
 
         def cancel(self):
             pass
 
     monkeypatch.setattr(distribute.threading, "Timer", Timer)
+    return found
+
+
+def test_a_peer_has_ten_times_the_time_that_it_ever_took(limits, monkeypatch):
+    now = [0.0]
     monkeypatch.setattr(distribute.time, "monotonic", lambda: now[0])
     group = distribute.ProcessGroup(tf.distribute.get_strategy())
     for seconds, count in ((8.0, 1), (60.0, 2), (40.0, 4), (1.0, 1)):
         with group.expected("an update", count):
             now[0] += seconds
     assert limits == [distribute.FIRST_SECONDS, 10 * 8 * 2, 10 * 30 * 4, 10 * 30]  # no timer runs: there is no peer
-    group.size = 2
+    group = distribute.ProcessGroup(strategy_of(2))  # devices of one process are peers, too
     with group.expected("an evaluation"):
         now[0] += 1
     with group.expected("an evaluation"):
         pass
     assert limits[4:] == [distribute.FIRST_SECONDS, "started", distribute.HANG_SECONDS, "started"]
+
+
+def test_exchanges_of_processes_between_updates_are_expected_to_end(limits):
+    """Not before the first update: some may have to read their data, which takes as long as it takes."""
+    group = distribute.ProcessGroup(strategy_of(2))
+    group.size = 2  # as if each device had a process of its own
+    np.testing.assert_array_equal(group.all_gather(1, 2), [[1, 2]] * 2)
+    assert limits == []
+    with group.expected("an update"):
+        pass
+    for _ in range(2):
+        np.testing.assert_array_equal(group.all_gather(3), [[3]] * 2)
+    assert limits == [distribute.FIRST_SECONDS, "started"] * 3
+
+
+TRACE = """Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+  File "/tensorflow/python/ops/collective_ops.py", line 1, in all_reduce_v2
+
+{}
+\t [[{{{{node while/body/CollectiveReduceV2}}}}]] [Op:__inference_run_1]"""
+
+
+@pytest.mark.parametrize(("kind", "message", "lost"), [
+    ("UnavailableError", "failed", True), ("AbortedError", "failed", True),
+    ("InternalError", "Collective ops is aborted by: failed to connect to all addresses", True),
+    ("InternalError", "NCCL: unhandled system error. Set NCCL_DEBUG=WARN for detail.", True),
+    ("UnknownError", "Connection reset by peer", True), ("UnknownError", "Stream removed", True),
+    ("UnknownError", "2 root error(s) found.\n  (0) UNKNOWN:  Socket closed", True),
+    ("InternalError", "Failed to load in-memory CUBIN: CUDA_ERROR_NO_BINARY_FOR_GPU", False),
+    ("InternalError", "failed to enable peer access from 0 to 1", False), ("UnknownError", "ptxas failed", False),
+    ("UnknownError", "Failed to get convolution algorithm. Probably cuDNN failed to initialize", False)])
+@pytest.mark.parametrize("form", ["{}", TRACE])
+def test_only_what_speaks_of_others_means_that_one_is_lost(kind, message, lost, form):
+    """A fault of cuDNN or XLA, which would come again each time, must not queue the job once more."""
+    group = distribute.ProcessGroup(tf.distribute.get_strategy())
+    error = getattr(tf.errors, kind)(None, None, form.format(message))
+    for group.size in (1, 2):
+        with pytest.raises(distribute.WorkerLost if lost and group.size > 1 else type(error)), group.watched():
+            raise error
 
 
 def test_strategies():
@@ -343,8 +416,13 @@ def test_evaluation_is_the_same_for_any_number_of_replicas(images, digits):
         with strategy.scope():
             network = networks.build("resnet", num_classes=10, image_shape=(16, 16, 3), filters=4, repeat=1, seed=1)
             model = CSSL(network, 10)
-        found.append(Evaluator(model, strategy, batch=16)(digits.test_images[:images]))
+        evaluator = Evaluator(model, strategy, batch=16)
+        found.append(evaluator(digits.test_images[:images]))
         assert found[-1][0].shape == (images, 10)
+        (traced,) = evaluator._traced.values()
+        operations = [op.type for op in traced.get_concrete_function().graph.get_operations()]
+        # One sum for each chunk of images: NCCL is known to hang where it gathers.
+        assert [op for op in operations if "Collective" in op] == ["CollectiveReduceV2"] * (replicas > 1) * replicas
         for some, reference in zip(found[-1], found[0], strict=True):
             np.testing.assert_allclose(some, reference, atol=1e-6)
 

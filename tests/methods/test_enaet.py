@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import strategy_of
+from helpers import assert_continues, strategy_of
 from PIL import Image, ImageEnhance
 from test_baselines import BATCH, CLASSES, SEED, TOLERANCE, cross_entropy, kl, make, sharpen, softmax, spy, views_of
 
@@ -261,7 +261,8 @@ def test_adam_for_the_network_and_sgd_for_the_decoders():
 
 @pytest.mark.slow
 def test_two_replicas_average_their_gradients():
-    """Adam's steps blow rounding up, its first moments do not: they are a tenth of the mean gradient."""
+    """Adam's steps blow rounding up, its first moments do not: they are a tenth of the mean gradient. From a checkpoint
+    both optimisers go on to the same bits."""
     strategy = strategy_of(2)
     single = make(EnAET)
     parts = [views_of(single, seed=seed) for seed in (0, 1)]
@@ -275,8 +276,9 @@ def test_two_replicas_average_their_gradients():
     with strategy.scope():
         model = make(EnAET)
     # Without a graph, as the other side: a graph's optimiser may round a pixel to its neighbouring level.
-    strategy.run(model.train_on_views, args=(strategy.experimental_distribute_values_from_function(
-        lambda context: parts[context.replica_id_in_sync_group]),))
+    views = strategy.experimental_distribute_values_from_function(
+        lambda context: parts[context.replica_id_in_sync_group])
+    strategy.run(model.train_on_views, args=(views,))
     slots = [v.numpy() for v in model.slots]
     network, decoders = (group.indices for group in model.update.groups.values())
     for slot, i in zip(slots, network, strict=False):
@@ -286,6 +288,8 @@ def test_two_replicas_average_their_gradients():
         np.testing.assert_allclose(slot, decayed.numpy(), rtol=1e-3, atol=1e-5)
     for ours, wanted in zip(model.network.non_trainable_variables, mean["statistics"], strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
+    train = tf.function(lambda: strategy.run(model.train_on_views, args=(views,)), autograph=False)
+    assert_continues(model, train)
 
 
 def test_transformations_are_compiled_on_gpus():

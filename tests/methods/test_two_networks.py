@@ -3,7 +3,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import strategy_of
+from helpers import assert_continues, strategy_of
 from test_baselines import BATCH, CLASSES, SEED, SIDE, TOLERANCE, cross_entropy, make, softmax, views_of
 
 from cssl.meta_pseudo_labels import MetaPseudoLabels
@@ -243,10 +243,13 @@ def on_two_replicas(views, updates, **arguments):
     with strategy.scope():
         model = MetaPseudoLabels(Linear(), CLASSES, options=options, total_images=1000, **arguments)
     train = tf.function(lambda part: strategy.run(model.train_on_views, args=(part,)))
+    parts = strategy.experimental_distribute_values_from_function(
+        lambda context: halves(views)[context.replica_id_in_sync_group])
     for _ in range(updates):
-        train(strategy.experimental_distribute_values_from_function(
-            lambda context: halves(views)[context.replica_id_in_sync_group]))
-    return state_of(model)
+        train(parts)
+    reached = state_of(model)
+    assert_continues(model, lambda: train(parts))
+    return reached
 
 
 def state_of(model):
@@ -255,7 +258,8 @@ def state_of(model):
 
 @pytest.mark.slow
 def test_two_replicas_do_what_one_does(monkeypatch):
-    """The student's step inside the update is along the gradient of the whole batch."""
+    """The student's step inside the update is along the gradient of the whole batch; from a checkpoint both networks go
+    on to the same bits."""
     monkeypatch.setattr(mixing, "draw_labels", lambda p, seed: tf.argmax(p, -1, tf.int32))
     options = MetaPseudoLabels.Options(batch=BATCH, feedback="hard", sign="paper", **PLAIN)
     single = MetaPseudoLabels(Linear(), CLASSES, options=options, total_images=1000)

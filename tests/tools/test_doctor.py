@@ -3,6 +3,7 @@ import contextlib
 import os
 import re
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers import invoke, strategy_of
 
 from cssl.tools import doctor
 from libml.augment import OPS, Augmenter
+from libml.devices.machine import fits
 from libml.errors import UserError
 
 
@@ -173,14 +175,33 @@ BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # TensorFlow 2.21's
 def test_which_cards_a_build_knows():
     known = {(6, 0): True, (6, 1): True, (7, 5): True, (8, 0): True, (8, 6): True, (8, 9): True, (9, 0): True,
              (10, 0): False, (12, 0): False, (5, 2): False}
-    assert {card: any(doctor.fits(*card, kind) for kind in BUILT) for card in known} == known
+    assert {card: any(fits(*card, kind) for kind in BUILT) for card in known} == known
 
 
 @pytest.mark.parametrize("check", [doctor.all_reduce, doctor.several_devices])
 def test_devices_that_do_not_communicate(monkeypatch, check):
     """Sums that each device keeps to itself are found."""
-    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy_of(2))
+    monkeypatch.setattr(doctor, "strategy_of", lambda devices, tf32=True: strategy_of(2))
     assert "2 devices" in check("CPUs")
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", lambda self, operation, value, **_: value)
     with pytest.raises(UserError, match="are wrong on|differ by at most"):
         check("CPUs")
+
+
+def test_devices_are_compared_without_tf32(monkeypatch):
+    asked = []
+    monkeypatch.setattr("libml.devices.distribute.create_strategy", lambda scale, environment: asked.append(scale))
+    doctor.strategy_of("CPUs")
+    with pytest.raises(AttributeError):  # of the strategy that there is not
+        doctor.several_devices("CPUs")
+    assert [(scale.num_devices, scale.tf32) for scale in asked] == [(2, True), (2, False)]
+
+
+def test_sums_of_many_devices_need_little_memory(monkeypatch):
+    """Of the host: beside what devices hold, which is the host's here, a few times the numbers of one."""
+    monkeypatch.setattr(doctor, "strategy_of", lambda devices: strategy_of(4))
+    tracemalloc.start()
+    assert "16384 KB over 4 devices" in doctor.all_reduce("CPUs")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (4 + 4) * 2 ** 24
