@@ -65,7 +65,8 @@ def lines_of(done):
 
 @pytest.mark.slow
 def test_checks_that_end_badly_are_lines_and_an_exit_code(children, monkeypatch):
-    """One that says so, one that aborts as C++ does, one that is killed, one that hangs: the others go on."""
+    """One that says so, one that aborts as C++ does, one that is killed, one that hangs, one with another code: the
+    others go on."""
     children["facts"] = "print('GPUs GPU:0 A, GPU:1 B')"
     children["trajectory"] = "print('relative deviations 1'); raise SystemExit(1)"
     children["repeated_steps"] = "import os, sys; print('first\\nF0000 LLVM ERROR', file=sys.stderr); os.abort()"
@@ -73,14 +74,16 @@ def test_checks_that_end_badly_are_lines_and_an_exit_code(children, monkeypatch)
                               "os.abort()")
     for device in ("CPU:0", "GPU:0", "GPU:1"):
         children[f"pillow {device}"] = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-        children[f"pillow {device} with XLA"] = "import time; time.sleep(60)"
+        children[f"pillow {device} with XLA"] = "raise SystemExit(3)"
+    children["pillow GPU:0 with XLA"] = "import time; time.sleep(60)"
     monkeypatch.setattr(doctor, "CHILD_SECONDS", 2)
     done = invoke("doctor")
     expected = {"trajectory, CPU:0": "relative deviations 1"}
     for device in ("CPU:0", "GPU:0", "GPU:1"):
         expected |= {f"repeated steps, {device}": "SIGABRT: F0000 LLVM ERROR",
                      f"pillow, {device}": "SIGSEGV: nothing was said",
-                     f"pillow, {device} with XLA": "no answer within 2 s"}
+                     f"pillow, {device} with XLA": "exit code 3: nothing was said"}
+    expected["pillow, GPU:0 with XLA"] = "no answer within 2 s"
     expected["all reduce, GPUs"] = f"SIGABRT: libdevice not found at ./libdevice.10.bc: {doctor.INSTALL}"
     found = {line[6:30].strip(): line[30:].rpartition("  [")[0] for line in lines_of(done) if line[:4] == "FAIL"}
     assert done.code == 1 and found == expected and len(lines_of(done)) == len(expected) + 2
