@@ -63,7 +63,7 @@ class Program:
 
     def __init__(self, words: Sequence[str | Path], folder: Path, limit: int | None = None, **environment: str):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tensorflow", "keras"])
+        context.set_forkserver_preload(["tensorflow", "keras", "libml.experiment"])
         self.files = [Path(tempfile.mkstemp(".txt", name, folder)[1]) for name in ("output", "error")]
         self.process = context.Process(target=_become, args=(list(map(str, words)), self.files, limit, environment))
         self.process.start()

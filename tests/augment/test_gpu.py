@@ -4,6 +4,7 @@ import os
 
 import pytest
 import tensorflow as tf
+from helpers import Program
 
 from cssl import CSSL, RunConfig
 from libml import experiment
@@ -73,8 +74,9 @@ def test_a_cache_that_cannot_be_used_does_not_matter(with_gpu, tmp_path, damage)
 
 @pytest.mark.slow
 def test_the_trial_itself(tmp_path):
-    """On this machine's CPU, as there is no GPU: XLA compiles a policy for one image."""
-    assert gpu._try_xla() == ("", True)
+    """On this machine's CPU, as there is no GPU: XLA compiles a policy for one image. (How it is started: above.)"""
+    process = Program(["-c", gpu.TRIAL], tmp_path)
+    assert process.wait() == 0 and not process.output, process.error
 
 
 def test_kernels_that_only_cpus_have_are_named():

@@ -79,7 +79,7 @@ def test_a_living_process_of_another_machine_is_respected(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("text", [None, "", "{", "[1]"])
 def test_a_silent_lock_of_another_machine_or_a_damaged_one_is_taken_over(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(lock, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 0.2)
     (tmp_path / "lock.json").write_text(elsewhere(tmp_path) if text is None else text)
     with Lock(tmp_path).hold():
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
