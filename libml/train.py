@@ -216,12 +216,14 @@ class Trainer:
                 if not np.isfinite(last).all():
                     self._diverged(last)
                 self.updates += count
-                chunk = clock.add(count, time.perf_counter() - started, chunk)
+                seconds = time.perf_counter() - started
+                chunk = clock.add(count, seconds, chunk)
                 if not bar.disable:
+                    shown = {name.split("/")[1]: value for name, value in self._means().items()
+                             if name in ("losses/xe", "losses/xeu", "monitors/mask")}
                     with suppress(OSError):
                         bar.update(count)
-                        bar.set_postfix({name.split("/")[1]: value for name, value in self._means().items()
-                                         if name in ("losses/xe", "losses/xeu", "monitors/mask")})
+                        bar.set_postfix({**shown, "img/s": round(count * clock.images_per_update / seconds)})
                 if self.updates == boundary:
                     self._report(clock)
                     if self._saves_here():

@@ -115,7 +115,7 @@ def pseudo_labels(run: Run, images: bool) -> str:
 
     def credal(i: int) -> str:
         return (f'<div class="alpha"><i style="width: {100 * alpha[i]:.1f}%"></i></div>α = {alpha[i]:.2f}<br>'
-                f"p({samples.names[y[i]]}) ≥&nbsp;{1 - alpha[i]:.2f}<br>"
+                f"p({samples.names[y[i]]}) ≥&nbsp;{np.floor(100 * (1 - alpha[i])) / 100:.2f}<br>"  # so that it holds
                 f'<span class="quiet">aligned: {samples.best(aligned[i])}</span><br>')
 
     return page + samples.sheet(credal)

@@ -164,6 +164,12 @@ AUTO_OPS: dict[str, Op] = {
 }
 
 
+def apply(name: str, images: tf.Tensor, params: tf.Tensor) -> tf.Tensor:
+    """One operation of any table in the graph: images uint8 [N, H, W, C], params float32 [N, parameters]."""
+    op = (OPS | AUTO_OPS)[name]
+    return op.graph(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
+
+
 # Policies: every image of a batch goes through its own operations. Forms in the graph: for ordinary kernels; for XLA on
 # a CPU; for XLA on a GPU.
 PARTITIONED, CHUNKED, SELECTED = "partitioned", "chunked", "selected"

@@ -19,7 +19,7 @@ from libml.learn.keras_model import KerasModel, Optimizer
 from libml.learn.options import ConsistencyOptions, FixMatchOptions, SharedOptions
 from libml.learn.packing import Packing, by_kind
 from libml.learn.step import LossOutput, Step, UnlabeledLoss, check_passes
-from libml.learn.update import Adam, Group, Nesterov, State, Update
+from libml.learn.update import Adam, Group, Nesterov, PackedState, State, Update
 from libml.networks.custom import check_network
 from libml.randomness import HOST, fold_in
 
@@ -258,7 +258,7 @@ class SSLModel(KerasModel):
             seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(updates, tf.int64)])
         return fold_in(seed, 0 if context is None else context.replica_id_in_sync_group)
 
-    def make_views(self, batch: dict, state: State | None = None) -> dict:
+    def make_views(self, batch: dict, state: State | PackedState | None = None) -> dict:
         """Makes float views of a batch of uint8 images, by the method's needs, and CTAugment's probe."""
         augmenter, state = self.augmenter, state or self.update.read()
         seed, rates = fold_in(self.step_seed(state.updates), VIEW_SEEDS), state.others.get("rates")

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 LOSS_SEEDS = 2  # stream of an update's random numbers; runs are continued, so it stays
 
 
-class State(NamedTuple):
-    """All that an update reads and changes: a tensor for each of `SSLModel.checkpoint_items`; packed, a few vectors in
-    place of many weights, averages, statistics and slots."""
-
+class _Values(NamedTuple):
     updates: tf.Tensor  # int32, which GPUs leave to the host: seeds and schedules follow from it without waiting
     weights: Tensors
     ema: Tensors
@@ -31,6 +28,14 @@ class State(NamedTuple):
     slots: Tensors
     method: Scalars  # the method's own state, by name
     others: Scalars  # predictions, loss_scale, good_steps and rates, where the model has them
+
+
+class State(_Values):
+    """All that an update reads and changes: a tensor for each of `SSLModel.checkpoint_items`."""
+
+
+class PackedState(_Values):
+    """The same with a few vectors in place of many weights, averages, statistics and slots."""
 
 
 # Optimisers: pure functions from gradients to new values, so that one place can assign them on every replica.
@@ -150,17 +155,16 @@ class Update:
 
         tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
-    def pack(self, state: State) -> State:
-        return state._replace(weights=self.weights.pack(state.weights), ema=self.weights.pack(state.ema),
-                              statistics=self.statistics.pack(state.statistics), slots=self.slots.pack(state.slots))
+    def pack(self, state: State) -> PackedState:
+        return PackedState(state.updates, self.weights.pack(state.weights), self.weights.pack(state.ema),
+                           self.statistics.pack(state.statistics), self.slots.pack(state.slots), *state[-2:])
 
-    def unpack(self, state: State) -> State:
-        return state._replace(weights=self.weights.unpack(state.weights), ema=self.weights.unpack(state.ema),
-                              statistics=self.statistics.unpack(state.statistics),
-                              slots=self.slots.unpack(state.slots))
+    def unpack(self, state: PackedState) -> State:
+        return State(state.updates, self.weights.unpack(state.weights), self.weights.unpack(state.ema),
+                     self.statistics.unpack(state.statistics), self.slots.unpack(state.slots), *state[-2:])
 
-    def next_state(self, state: State, views: dict) -> tuple[State, Scalars]:
-        """Returns the packed state after an update on a batch of views, and scalars to log; touches no variable."""
+    def next_state(self, state: PackedState, views: dict) -> tuple[PackedState, Scalars]:
+        """Returns the state after an update on a batch of views, and scalars to log; touches no variable."""
         model, unpacked, views = self.model, self.unpack(state), dict(views)
         _warn_of_onednn(model.network)
         probe, held_back = views.pop("probe", None), views.pop("unlabeled_label", None)  # no loss sees it
@@ -197,7 +201,7 @@ class Update:
             new.others["rates"] = model.augmenter.updated_rates(rows, state.others["rates"])
         return tf.nest.map_structure(lambda n, o: tf.ensure_shape(n, o.shape), new, state), scalars
 
-    def _take_steps(self, names: Iterable[str], state: State, gradients: Mapping[int, tf.Tensor],
+    def _take_steps(self, names: Iterable[str], state: PackedState, gradients: Mapping[int, tf.Tensor],
                     scalars: Scalars) -> tuple[Tensors, Tensors]:
         """Returns the vectors of all weights and slots after a step of some groups; completes the scalars."""
         weights, slots = dict(enumerate(state.weights)), dict(enumerate(state.slots))

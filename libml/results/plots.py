@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
 from matplotlib.ticker import MaxNLocator
 
 from libml.errors import UserError, printable
@@ -26,9 +25,6 @@ TITLES = {"monitors/mask": "mask rate", "monitors/alpha": "mean alpha",
           "monitors/pseudo_accuracy": "pseudo-label accuracy",
           "monitors/pseudo_accuracy_masked": "accuracy of those used"}
 PSEUDO_LABEL_TAGS = tuple(TITLES)
-# Fonts that come with matplotlib, Linux, macOS and Windows, whose letters together are those of most scripts.
-FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans Devanagari", "Noto Sans Thai", "Unifont",
-         "Arial Unicode MS", "PingFang SC", "Microsoft YaHei", "Malgun Gothic", "Nirmala UI")
 KIMG, DIAGONAL = "labelled images seen (kimg)", {"color": "black", "linestyle": "--", "linewidth": 1}
 LINE_INCHES, LETTER_INCHES = 0.17, 0.085  # size of a small letter
 
@@ -36,9 +32,7 @@ Series = Sequence[tuple[np.ndarray, np.ndarray]]  # steps and values of each run
 
 
 def _label(axis: Axis, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
-    """Writes names, in any script that the fonts of this machine have, beside an axis."""
-    fonts = [name for name in FONTS if name in fontManager.get_font_names()]
-    axis.set_ticks(places, list(map(printable, names)), fontsize="small", fontfamily=fonts, parse_math=False)
+    axis.set_ticks(places, list(map(printable, names)), fontsize="small", parse_math=False)
 
 
 def plain(name: object) -> str:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libml.augment import AUTO_OPS, OPS, RAND_OPS, pillow_policy
+from libml.augment import AUTO_OPS, OPS, RAND_OPS, apply, pillow_policy
 
 SIZES = [(8, 8), (16, 16), (32, 32), (33, 47), (96, 96)]
 LARGEST = np.nextafter(np.float32(1), np.float32(0))
@@ -69,12 +69,6 @@ def edge_params(columns: int) -> np.ndarray:
     rest = np.random.default_rng(1).random((len(values), columns - 1), dtype=np.float32)
     rest[:2] = np.array([[0.0], [LARGEST]])
     return np.concatenate([values[:, None].astype(np.float32), rest], 1)
-
-
-def apply(name: str, images: np.ndarray, params: np.ndarray) -> tf.Tensor:
-    """One operation of any table in the graph: images uint8 [N, H, W, C], params float32 [N, parameters]."""
-    op = (OPS | AUTO_OPS)[name]
-    return op.graph(tf.convert_to_tensor(images, tf.uint8), tf.convert_to_tensor(params, tf.float32))
 
 
 def pillow_apply(name: str, images: np.ndarray, params: np.ndarray) -> np.ndarray:
