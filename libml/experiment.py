@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import shlex
@@ -21,22 +22,24 @@ import numpy as np
 import tensorflow as tf
 
 import libml.data
-from libml import networks
+from libml import features, networks
 from libml.augment import gpu
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute
-from libml.devices.machine import cpu_facts, gpu_memory, usable_memory
+from libml.devices.machine import cpu_facts, fast_at_bfloat16, gpu_memory, usable_memory
 from libml.errors import OptionError, UserError, check_function, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom, memory
 from libml.networks.applications import is_application
 from libml.networks.layers import dtype_policy
+from libml.results import baseline
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
 from libml.run import Run, abridged, identity
 from libml.train import Hook, Trainer
+from libml.writing import write_text
 
 if TYPE_CHECKING:
     from libml.networks.custom import Builder
@@ -46,24 +49,29 @@ PAPER_KIMG = 65536
 COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 
 
-def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
-    """Returns the images of a run, loaded unless they are at hand, with calibration images where its method asks for a
-    share of them."""
+def load(config: RunConfig, data: SSLData | None = None, strategy: tf.distribute.Strategy | None = None) -> SSLData:
+    """Returns the images of a run, loaded unless they are at hand, or features of them, with calibration images where
+    its method asks for a share of them."""
     if not isinstance(data, SSLData | None):
         raise UserError(f"data is {type(data).__name__}; expected images as cssl.from_arrays or cssl.load returns "
                         "them.")
     options, share = config.data, getattr(config.options, "calibration", 0.0)
-    data = data or libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
+    if data is None:
+        data = (features.load_file(config) if config.dataset.dataset == "arrays" and options.features else
+                libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing))
     data = data if options.mirror else dataclasses.replace(data, mirror=False)
+    data = features.embed(config, data, strategy)
     return libml.data.hold_out(data, share) if share else data
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
-    return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
+    return DataFacts.of(data, data.image_statistics() if config.data.whiten or data.copies is not None else None)
 
 
 def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -> bool:
     """Whether XLA makes the views, `strong` ones of each unlabelled image: on a CPU where that wins time."""
+    if config.data.features:  # they are made before
+        return False
     if config.scale.views != "auto" or tf.config.list_physical_devices("GPU"):
         return config.scale.views != "kernels"
     pixels = config.options.batch * (1 + config.options.uratio * strong) * image_shape[0] * image_shape[1]
@@ -79,7 +87,7 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None 
     if options.p_unlabeled == "labels" and data.label_prior is not None:
         options = dataclasses.replace(options, p_unlabeled=",".join(map(str, data.label_prior)))
     try:
-        with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
+        with dtype_policy(distribute.policy(scale)):
             if network is None:
                 net = _build_network(config, data)
             else:
@@ -179,6 +187,9 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
         what = arch if is_application(arch) else f"filters={config.network.filters}"
         raise UserError(f"{what}: oneDNN computes some gradients wrong unless channels are multiples of 16. Set "
                         "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose such a number.")
+    if config.data.features and (network, strong) != (None, None):
+        raise UserError(f"features={config.data.features}: a network or a strong augmentation of your own is for "
+                        "images. Leave one of them out.")
     unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
     if unused:
         raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")
@@ -209,7 +220,7 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
     """Returns the run, whose configuration data and custom parts have completed, and the facts of its data."""
     if data is not None:
         config = config.with_data(data)
-    data = load(config, data)
+    data = load(config, data, strategy if processes == 1 else None)
     check_memory = partial(memory.check, config, data.image_shape, usable_memory(), processes=processes,
                            weights_only=bool(tf.config.list_physical_devices("GPU")))
     if network is None:  # of another nothing is known
@@ -265,10 +276,23 @@ def _lacks(model: SSLModel) -> dict[str, str]:
 def _try_views(config: RunConfig, model: SSLModel, cache: Path) -> str:
     """Leaves the views to single kernels where XLA cannot compile them; returns why."""
     failure = ""
-    if config.scale.views == "auto" and tf.config.list_physical_devices("GPU"):
+    if config.scale.views == "auto" and not config.data.features and tf.config.list_physical_devices("GPU"):
         failure = gpu.xla_failure(cache)
         model.augmenter.jit_compile = not failure
     return failure and f" (XLA cannot compile them: {failure}; to try again, --views=xla, or delete {cache})"
+
+
+def _precision(config: RunConfig) -> str:
+    """Returns what there is to say of half precision on these devices, "" if nothing."""
+    asked, gpus = config.scale.mixed_precision, tf.config.list_physical_devices("GPU")
+    if asked == "auto":
+        return f"  precision: {distribute.policy(config.scale)}"
+    if asked == "float16" and not gpus:
+        return ("warning: CPUs have no fast kernels for float16: an update may take minutes. --mixed_precision=auto is "
+                "bfloat16 where this machine is fast at it.")
+    if asked == "off" and not gpus and fast_at_bfloat16() and not config.method.needs_float32:
+        return "  note: this CPU multiplies bfloat16 several times faster: --mixed_precision=bfloat16"
+    return ""
 
 
 def _gpu_shortage(trainer: Trainer) -> str:
@@ -287,6 +311,8 @@ def _announce(trainer: Trainer, failure: str = "") -> None:
         log(f"warning: {printable(note)}")
     if shortage := _gpu_shortage(trainer):
         log(f"warning: {shortage}")
+    if remark := _precision(config):
+        log(remark)
     lacks = _lacks(model)
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:
@@ -323,7 +349,9 @@ def _announce(trainer: Trainer, failure: str = "") -> None:
         log(f"  devices: {trainer.strategy.num_replicas_in_sync} in {trainer.group.size} "
             f"process{'es' * (trainer.group.size > 1)}, communicating by {by}")
     views = "compiled by XLA" if model.augmenter.jit_compile else f"by single kernels, without XLA{failure}"
-    if tf.config.list_physical_devices("GPU") and not model.augmenter.jit_compile:
+    if data.copies is not None:
+        views = "stored copies" if sum(data.copies) else "the features with noise"
+    elif tf.config.list_physical_devices("GPU") and not model.augmenter.jit_compile:
         types = gpu.cpu_only(model.make_views, data.dataset(model).element_spec)
         views += f"; only CPUs have kernels of {', '.join(types)}" * bool(types)
     log(f"  views: {views}")
@@ -343,6 +371,13 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
     trainer.log(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
                 f"{len(trainer.data.test_labels)} test images): accuracy {medians['accuracy']['last20']:.2f} %, ECE "
                 f"{medians['ece']['last20']:.4f}")
+    if run.config.training.baseline and trainer.updates >= trainer.total_updates:
+        found = run.arrays("predictions", ("probabilities",))["probabilities"]
+        numbers, line = baseline.compare(run.method, found, trainer.data, features.plain_vectors(trainer.data))
+        write_text(run.stats / "baseline.json", json.dumps(numbers, indent=1) + "\n")
+        what = "the same features" if trainer.data.copies is not None else "pixels"
+        trainer.log(f"Does it help? {line} (labels alone: logistic regression on {what}; 95 % interval over the test "
+                    "images)")
     trainer.log(f"Next: tensorboard --logdir {path}\n"
                 f"      cssl-table {path}\n"
                 f"      cssl-report {path} -o report.html")
