@@ -60,8 +60,9 @@ def method(name):
 __getattr__, __dir__ = exports(__name__, {
     **{name: f"{__name__}.{module}" for name, module in methods().items()},
     **dict.fromkeys(("RunConfig", "option"), "libml.config"), "SSLModel": "libml.learn.model", "Run": "libml.run",
-    "train": "libml.experiment", **dict.fromkeys(("from_arrays", "from_csv", "from_folder", "load"), "libml.data"),
-    "main": "cssl.cli", "augment": "libml", "losses": "libml.learn", "metrics": "libml.results"})
+    "train": "libml.experiment", "from_features": "libml.features", "main": "cssl.cli",
+    **dict.fromkeys(("from_arrays", "from_csv", "from_folder", "load"), "libml.data"),
+    "augment": "libml", "losses": "libml.learn", "metrics": "libml.results"})
 
 
 def open(path, *, data=None, data_dir="", method_class=None, network=None):

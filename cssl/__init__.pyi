@@ -45,6 +45,7 @@ from libml.data import from_folder as from_folder
 from libml.data import load as load
 from libml.errors import UserError as UserError
 from libml.experiment import train as train
+from libml.features import from_features as from_features
 from libml.learn import losses as losses
 from libml.learn.model import SSLModel as SSLModel
 from libml.networks.custom import Builder

@@ -10,6 +10,7 @@ class CRMatch(SSLModel):
     """Cross-entropy with argmax q where max q >= tau, angles between features of both views, quarter turns."""
 
     weak_again = True  # to be turned
+    presets = {"features": {"w_rot": 0.0}}  # which cannot be
 
     class Options(ThresholdOptions):
         w_distance: float = option(1.0, "weight of the likeness of strong and weak features", low=0)

@@ -14,6 +14,7 @@ class EnAET(AdamModel):
     """MixMatch, plus the errors of five decoders of transformations and the divergence of transformed images."""
 
     views_per_image = (2, 0)
+    needs_pixels = True
     presets = {"cifar100": {"w_match": 150.0}, "stl10": {"w_match": 50.0, "warmup_pos": 500 / 1024},
                **dict.fromkeys(("svhn", "svhn_noextra"), {"w_match": 250.0})}  # the authors'
 

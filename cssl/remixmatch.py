@@ -13,7 +13,8 @@ class ReMixMatch(SSLModel):
 
     uses_alignment = True
     strong_labeled = True
-    presets = {"40 labels": {"K": 1, "w_rot": 2.0, "warmup_kimg": 8192.0}}  # Sohn et al. 2020
+    presets = {"40 labels": {"K": 1, "w_rot": 2.0, "warmup_kimg": 8192.0},  # Sohn et al. 2020
+               "features": {"w_rot": 0.0}}  # nothing can be turned
 
     class Options(PreFixMatchOptions):
         K: int = option(8, "strong views per unlabelled image", low=1)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", bool, int, float, str)
 Values: TypeAlias = "dict[str, Any]"  # by the names of options
 HOUSEKEEPING: Values = dict(named=False, fixed=False, row=False)  # of options that change no result
+OWN = "own"  # features that a program brings along
+HEADS = ("linear", "mlp")  # networks that are trained on features
 MAX_KIMG = 1e12
 MAX_NAME = 250  # characters of a folder's name
 
@@ -72,18 +75,26 @@ class DataOptions:
     mirror: bool = option(True, "whether a mirrored image keeps its class, where the dataset does not say that it does "
                           "not; --nomirror for your own letters, digits, road signs")
     whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
+    features: str = option("", "train a head on features of every image, made once: keras:NAME (by a network of "
+                           "keras.applications, with --weights and --image_size), pixels (needs no weights), or a "
+                           "file of embeddings, FILE.npz")
+    feature_views: str = option("2,4", "weak and strong views of every image of which features are made")
     eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **HOUSEKEEPING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    arch: str = option("resnet", "network; keras:NAME is one of keras.applications, such as keras:EfficientNetV2B0",
-                       choices=("resnet", "cnn13", "shake", "mcdropresnet"), also="keras:NAME", named=True)
+    arch: str = option("resnet", "network; keras:NAME is one of keras.applications, such as keras:EfficientNetV2B0; "
+                       "with --features linear or mlp",
+                       choices=("resnet", "cnn13", "shake", "mcdropresnet", "linear", "mlp"), also="keras:NAME",
+                       named=True)
     weights: str = option("none", "initial weights of a keras:NAME network: imagenet (downloaded), none, or a file "
                           "(.weights.h5, .keras)")
     filters: int = option(32, "filters of the first stage: 32 is WRN-28-2, 128 WRN-28-8", low=1, named=True)
     repeat: int = option(4, "residual blocks per stage", low=1, named=True)
     scales: int = option(0, "stages, each at half the resolution; 0: ceil(log2(width)) - 2", low=0, named=True)
+    head_dropout: float = option(0.3, "part of a feature's dimensions that linear and mlp drop in training", low=0,
+                                 high=0.95)
     bn_momentum: float = option(0.999, "momentum of batch normalisation's moving statistics", low=0, high=1)
     own_network: str = option("", "name and digest of a network that a program brings along", named=False, flag=False)
 
@@ -116,6 +127,8 @@ class TrainOptions:
     save_kimg: float = option(64.0, "kimg between checkpoints, on the grid of the reports", above=0, high=MAX_KIMG,
                               **HOUSEKEEPING)
     keep_ckpt: int = option(50, "how many checkpoints to keep", low=1, **HOUSEKEEPING)
+    baseline: bool = option(False, "at the end, compare with logistic regression on the labels alone, on the same "
+                            "features, or without --features on pixels", **HOUSEKEEPING)
     seed: int = option(0, "of initial weights, batches and augmentation (the split has its own, in the dataset's name)",
                        low=0, high=2 ** 62, row=False)
 
@@ -130,8 +143,9 @@ class ScaleOptions:
     communication: str = option("auto", "how replicas exchange gradients: by nccl, which needs GPUs everywhere, or "
                                 "without it, between machines by TensorFlow's ring; auto: nccl where there are GPUs",
                                 choices=("auto", "nccl", "ring"), **HOUSEKEEPING)
-    mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32",
-                                  choices=("off", "float16", "bfloat16"))
+    mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32; "
+                                  "auto: bfloat16 where the processor is fast at it", choices=("off", "float16",
+                                                                                               "bfloat16", "auto"))
     jit: bool = option(False, "compile forward and backward pass with XLA")
     views: str = option("auto", "augmentation compiled by XLA, or by single kernels, some of which run on the CPU; "
                         "auto: XLA on GPUs where a trial shows that it can, on CPUs in runs that win it back",
@@ -208,6 +222,14 @@ def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], v
     return {name: _checked(name, value, fields[name]) for name, value in values.items()}
 
 
+def parse_views(text: str) -> tuple[int, int]:
+    """Returns the numbers of weak and strong views that feature_views says."""
+    match = re.fullmatch(r"(\d{1,2}),(\d{1,2})", text)
+    if not match:
+        raise OptionError(f"feature_views={text}: expected the numbers of weak and strong views, such as 2,4.")
+    return int(match[1]), int(match[2])
+
+
 def make_options(method: type[SSLModel], options: SharedOptions | None, given: Values) -> Any:
     """Returns the options of a model, given as an instance of the method's `Options` or by name, and then checked."""
     if options is not None and given:
@@ -223,13 +245,19 @@ def _presets(method: type[SSLModel], dataset: DatasetName, listing: files.Listin
     if listing:
         presets |= files.presets(listing, given.get("image_size", network.get("image_size")))
     presets |= network
+    features = given.get("features", "")
+    if features:
+        pixels = listing.pixels if listing else given.get("image_size", dataset.entry.width)
+        presets |= applications.feature_presets(features, method, pixels) | by_method.get("features", {})
     if "train_kimg" in presets:  # 64 reports, of which the last 20 make the result
         part = (presets | given)["train_kimg"] / 64
         presets |= {"report_kimg": part, "save_kimg": part, "keep_ckpt": 5, "warmup_kimg": part}
     by_dataset = {**dataset.entry.presets, **by_method.get(dataset.dataset, {})}
+    if method.needs_float32:
+        presets.pop("mixed_precision", None)
     if method.decoupled_weight_decay:  # another scale than that of the L2 penalty
         by_dataset.pop("wd", None)
-    presets |= by_dataset
+    presets |= {} if features else by_dataset
     return {name: value for name, value in presets.items() if name in RunConfig.fields(method) and name not in given}
 
 
@@ -308,6 +336,7 @@ class RunConfig:
         if 0 < training.schedule_kimg < training.train_kimg:
             raise OptionError(f"schedule_kimg={training.schedule_kimg} is shorter than --train_kimg="
                               f"{training.train_kimg}: the cosine would end, and turn negative, before the run does.")
+        self._check_features()
         if self.method.needs_float32 and precision != "off":
             raise OptionError(f"mixed_precision={precision}: {self.method.__name__} needs changes of a pixel that half "
                               "precision rounds away; leave it off.")
@@ -316,7 +345,7 @@ class RunConfig:
             applications.parse(self.network.arch)
             if self.data.whiten:
                 raise OptionError(f"whiten=True: {self.network.arch} brings its own normalisation; leave it out.")
-        elif self.network.weights != "none":
+        elif self.network.weights != "none" and not applications.is_application(self.data.features):
             raise OptionError(f"weights={self.network.weights}: {self.network.arch} starts from random weights; "
                               "expected none, or a network such as --arch=keras:EfficientNetV2B0.")
         rerun = Path(self.data.rerun)
@@ -324,6 +353,33 @@ class RunConfig:
             raise UserError(f"--train_dir={self.data.train_dir} --rerun={self.data.rerun}: expected a folder, and the "
                             "name of a folder within it.")
         files.checked_length(self.folder())
+
+    def _check_features(self) -> None:
+        features, arch, augment = self.data.features, self.network.arch, self.augmentation.augment
+        if not features:
+            if arch in HEADS or self.dataset.dataset == "arrays":
+                raise OptionError(f"arch={arch}, dataset={self.data.dataset}: expected --features, which says of what.")
+            return
+        if applications.is_application(features):
+            applications.parse(features, "features")
+        elif features not in ("pixels", OWN) and not features.endswith(".npz"):
+            raise OptionError(f"features={features}: expected keras:NAME, such as keras:MobileNetV2, pixels, or a file "
+                              "of embeddings, FILE.npz.")
+        if arch not in HEADS:
+            raise OptionError(f"arch={arch}: features are trained on by {' or '.join(HEADS)}; leave it out.")
+        if self.method.needs_pixels:
+            raise OptionError(f"features={features}: {self.method.__name__} transforms images, which features are not. "
+                              "Leave it out, or take another method.")
+        if parse_augment(augment).uses_ctaugment:
+            raise OptionError(f"augment={augment}: CTAugment asks the network that is trained, and features are made "
+                              "before; take RandAugment, as in d.d.rac, or leave it out.")
+        if self.data.whiten:
+            raise OptionError("whiten=True: features are always normalised; leave it out.")
+        parse_views(self.data.feature_views)
+
+    @property
+    def feature_views(self) -> tuple[int, int]:
+        return parse_views(self.data.feature_views)
 
     @property
     def trusts_onednn(self) -> bool:
@@ -333,8 +389,9 @@ class RunConfig:
         random on CPUs with AVX2 (by up to 60 %, in one call of some hundreds) and may crash with AVX-512. Of
         keras.applications only Xception has such convolutions.
         """
-        arch = self.network.arch
-        if self.network.own_network:  # models warn of it
+        features, arch = self.data.features, self.network.arch
+        arch = features if applications.is_application(features) else arch
+        if self.network.own_network:  # of which models warn
             return True
         if applications.is_application(arch):
             return applications.parse(arch)[0] not in applications.NARROW_STRIDES
@@ -377,7 +434,10 @@ class RunConfig:
         given = {name: values[name] for name in self.given} | {"dataset": data.name}
         if not name.is_whole:
             given["train_kimg"] = self.training.train_kimg
-        if name.path or name.is_arrays and not applications.is_application(self.network.arch):
+        if data.copies is not None:
+            given.setdefault("features", OWN)
+        elif name.path or name.is_arrays and not any(
+                map(applications.is_application, (self.network.arch, self.data.features))):
             given["image_size"] = data.image_shape[1]
         if self.method.uses_all_labels and len(data.labeled) < int((data.labels >= 0).sum()) - data.num_valid:
             raise UserError(f"{self.method.__name__} uses all labels, but {data.name} has {len(data.labeled)} of them: "
@@ -415,6 +475,9 @@ class RunConfig:
             strong = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
         values, unnamed, network = self.values(), set[str](), []
         values["arch"] = values["arch"].replace(":", "-")
+        if values["features"].endswith(".npz"):
+            values["features"] = _short(files.expand("features", values["features"]))
+        values["features"] = values["features"].replace(":", "-")
         if values["weights"] not in ("none", "imagenet"):
             values["weights"] = _short(files.expand("weights", values["weights"]))
         if self.network.own_network:  # another network of the same name is to be noticed, so without its digest

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import shlex
@@ -21,22 +22,23 @@ import numpy as np
 import tensorflow as tf
 
 import libml.data
-from libml import networks
+from libml import features, networks
 from libml.augment import gpu
 from libml.augment.spec import parse_augment
 from libml.config import RunConfig, describe
 from libml.data import DataFacts, SSLData
-from libml.devices import distribute
-from libml.devices.machine import CARDS, cpu_facts, gpu_memory, nvidia_smi, unusable_cards, usable_memory
+from libml.devices import distribute, machine
 from libml.errors import OptionError, UserError, check_function, printable
 from libml.learn.model import SSLModel
 from libml.networks import custom, memory
 from libml.networks.applications import is_application
 from libml.networks.layers import dtype_policy
+from libml.results import baseline
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
 from libml.run import Run, abridged, identity
 from libml.train import Hook, Trainer
+from libml.writing import write_text
 
 if TYPE_CHECKING:
     from libml.networks.custom import Builder
@@ -46,24 +48,29 @@ PAPER_KIMG = 65536
 COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
 
 
-def load(config: RunConfig, data: SSLData | None = None) -> SSLData:
-    """Returns the images of a run, loaded unless they are at hand, with calibration images where its method asks for a
-    share of them."""
+def load(config: RunConfig, data: SSLData | None = None, strategy: tf.distribute.Strategy | None = None) -> SSLData:
+    """Returns the images of a run, loaded unless they are at hand, or features of them, with calibration images where
+    its method asks for a share of them."""
     if not isinstance(data, SSLData | None):
         raise UserError(f"data is {type(data).__name__}; expected images as cssl.from_arrays or cssl.load returns "
                         "them.")
     options, share = config.data, getattr(config.options, "calibration", 0.0)
-    data = data or libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing)
+    if data is None:
+        data = (features.load_file(config) if config.dataset.dataset == "arrays" and options.features else
+                libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing))
     data = data if options.mirror else dataclasses.replace(data, mirror=False)
+    data = features.embed(config, data, strategy)
     return libml.data.hold_out(data, share) if share else data
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
-    return DataFacts.of(data, data.image_statistics() if config.data.whiten else None)
+    return DataFacts.of(data, data.image_statistics() if config.data.whiten or data.copies is not None else None)
 
 
 def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -> bool:
     """Whether XLA makes the views, `strong` ones of each unlabelled image: on a CPU where that wins time."""
+    if config.data.features:  # they are made before
+        return False
     if config.scale.views != "auto" or tf.config.list_physical_devices("GPU"):
         return config.scale.views != "kernels"
     pixels = config.options.batch * (1 + config.options.uratio * strong) * image_shape[0] * image_shape[1]
@@ -79,7 +86,7 @@ def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None 
     if options.p_unlabeled == "labels" and data.label_prior is not None:
         options = dataclasses.replace(options, p_unlabeled=",".join(map(str, data.label_prior)))
     try:
-        with dtype_policy(distribute.POLICIES[scale.mixed_precision]):
+        with dtype_policy(distribute.policy(scale)):
             if network is None:
                 net = _build_network(config, data)
             else:
@@ -179,6 +186,9 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
         what = arch if is_application(arch) else f"filters={config.network.filters}"
         raise UserError(f"{what}: oneDNN computes some gradients wrong unless channels are multiples of 16. Set "
                         "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose such a number.")
+    if config.data.features and (network, strong) != (None, None):
+        raise UserError(f"features={config.data.features}: a network or a strong augmentation of your own is for "
+                        "images. Leave one of them out.")
     unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
     if unused:
         raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")
@@ -209,8 +219,8 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
     """Returns the run, whose configuration data and custom parts have completed, and the facts of its data."""
     if data is not None:
         config = config.with_data(data)
-    data = load(config, data)
-    check_memory = partial(memory.check, config, data.image_shape, usable_memory(), processes=processes,
+    data = load(config, data, strategy if processes == 1 else None)
+    check_memory = partial(memory.check, config, data.image_shape, machine.usable_memory(), processes=processes,
                            weights_only=bool(tf.config.list_physical_devices("GPU")))
     if network is None:  # of another nothing is known
         check_memory()
@@ -245,7 +255,7 @@ def commit_of(root: Path) -> str:
 def environment_facts() -> dict:
     return {"commit": commit_of(Path(__file__).parent.parent), "python": platform.python_version(),
             "tensorflow": tf.__version__, "keras": keras.__version__,
-            "machine": f"{cpu_facts()[0]}, {os.cpu_count()} cores",
+            "machine": f"{machine.cpu_facts()[0]}, {os.cpu_count()} cores",
             "devices": [device.name for device in tf.config.list_logical_devices()],
             "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": " ".join(sys.argv)}
@@ -265,15 +275,28 @@ def _lacks(model: SSLModel) -> dict[str, str]:
 def _try_views(config: RunConfig, model: SSLModel, cache: Path) -> str:
     """Leaves the views to single kernels where XLA cannot compile them; returns why."""
     failure = ""
-    if config.scale.views == "auto" and tf.config.list_physical_devices("GPU"):
+    if config.scale.views == "auto" and not config.data.features and tf.config.list_physical_devices("GPU"):
         failure = gpu.xla_failure(cache)
         model.augmenter.jit_compile = not failure
     return failure and f" (XLA cannot compile them: {failure}; to try again, --views=xla, or delete {cache})"
 
 
+def _precision(config: RunConfig) -> str:
+    """Returns what there is to say of half precision on these devices, "" if nothing."""
+    asked, gpus = config.scale.mixed_precision, tf.config.list_physical_devices("GPU")
+    if asked == "auto":
+        return f"  precision: {distribute.policy(config.scale)}"
+    if asked == "float16" and not gpus:
+        return ("warning: CPUs have no fast kernels for float16: an update may take minutes. --mixed_precision=auto is "
+                "bfloat16 where this machine is fast at it.")
+    if asked == "off" and not gpus and machine.fast_at_bfloat16() and not config.method.needs_float32:
+        return "  note: this CPU multiplies bfloat16 several times faster: --mixed_precision=bfloat16"
+    return ""
+
+
 def _gpu_shortage(trainer: Trainer) -> str:
     gpus = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    available = gpu_memory({details.get("device_name") for details in gpus})
+    available = machine.gpu_memory({details.get("device_name") for details in gpus})
     if available is None or trainer.run.network is not None:  # of another network nothing is known
         return ""
     return memory.gpu_shortage(trainer.config, trainer.data.image_shape, available, model=trainer.model,
@@ -283,7 +306,7 @@ def _gpu_shortage(trainer: Trainer) -> str:
 def _unusable_cards(environment: Mapping[str, str] | None) -> str:
     hidden = "unknown" if environment is None else environment.get("CUDA_VISIBLE_DEVICES")
     with suppress(OSError, subprocess.SubprocessError):  # a driver that fails: cssl-doctor says so
-        return unusable_cards(nvidia_smi(CARDS), len(tf.config.list_physical_devices("GPU")),
+        return machine.unusable_cards(machine.nvidia_smi(machine.CARDS), len(tf.config.list_physical_devices("GPU")),
                               tf.sysconfig.get_build_info().get("cuda_compute_capabilities", []), hidden)
     return ""
 
@@ -295,6 +318,8 @@ def _announce(trainer: Trainer, failure: str = "", environment: Mapping[str, str
         log(f"warning: {printable(note)}")
     for warning in filter(None, (_unusable_cards(environment), _gpu_shortage(trainer))):
         log(f"warning: {warning}")
+    if remark := _precision(config):
+        log(remark)
     lacks = _lacks(model)
     for name, field in config.fields(config.method).items():
         if field.metadata["needs"] in lacks and values[name] != field.default:
@@ -331,7 +356,9 @@ def _announce(trainer: Trainer, failure: str = "", environment: Mapping[str, str
         log(f"  devices: {trainer.strategy.num_replicas_in_sync} in {trainer.group.size} "
             f"process{'es' * (trainer.group.size > 1)}, communicating by {by}")
     views = "compiled by XLA" if model.augmenter.jit_compile else f"by single kernels, without XLA{failure}"
-    if tf.config.list_physical_devices("GPU") and not model.augmenter.jit_compile:
+    if data.copies is not None:
+        views = "stored copies" if sum(data.copies) else "the features with noise"
+    elif tf.config.list_physical_devices("GPU") and not model.augmenter.jit_compile:
         types = gpu.cpu_only(model.make_views, data.dataset(model).element_spec)
         views += f"; only CPUs have kernels of {', '.join(types)}" * bool(types)
     log(f"  views: {views}")
@@ -351,6 +378,13 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
     trainer.log(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
                 f"{len(trainer.data.test_labels)} test images): accuracy {medians['accuracy']['last20']:.2f} %, ECE "
                 f"{medians['ece']['last20']:.4f}")
+    if run.config.training.baseline and trainer.updates >= trainer.total_updates:
+        found = run.arrays("predictions", ("probabilities",))["probabilities"]
+        numbers, line = baseline.compare(run.method, found, trainer.data, features.plain_vectors(trainer.data))
+        write_text(run.stats / "baseline.json", json.dumps(numbers, indent=1) + "\n")
+        what = "the same features" if trainer.data.copies is not None else "pixels"
+        trainer.log(f"Does it help? {line} (labels alone: logistic regression on {what}; 95 % interval over the test "
+                    "images)")
     trainer.log(f"Next: tensorboard --logdir {path}\n"
                 f"      cssl-table {path}\n"
                 f"      cssl-report {path} -o report.html")
@@ -371,7 +405,7 @@ def check_fits(facts: DataFacts, data: SSLData) -> None:
 def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     """Rebuilds the model of a run, or of its configuration with some changes, and reads its checkpoint."""
     config, facts = config or run.config, run.facts
-    memory.check(config, facts.image_shape, usable_memory(), weights_only=True)
+    memory.check(config, facts.image_shape, machine.usable_memory(), weights_only=True)
     model = build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
     custom.with_fingerprints(config, model, run.network, None)
     try:

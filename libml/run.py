@@ -37,6 +37,7 @@ from libml.writing import write_atomically, write_text, writing
 
 if TYPE_CHECKING:
     from libml.data import DataFacts, SSLData
+    from libml.features import Embedder
     from libml.learn.model import SSLModel
     from libml.networks.custom import Builder
     from libml.results.predict import Predictions
@@ -255,6 +256,13 @@ class Run:
 
         return experiment.restore(self)
 
+    @cached_property
+    def embedder(self) -> Embedder | None:
+        """What makes the features of images that the model takes; None where it takes images."""
+        from libml import features
+
+        return features.restored(self.config, self.facts)
+
     def evaluate(self, data: SSLData | None = None) -> dict[str, float]:
         """Evaluates both models of the checkpoint on the run's own images, or others; returns scores by tag: accuracy
         (percent), ece/raw, nll/valid, accuracy/class/cat …"""
@@ -267,7 +275,8 @@ class Run:
         sets(coverage), records(). `credal` makes the method's credal sets too; UserError if it has none."""
         from libml.results.predict import Classifier
 
-        return Classifier.of_model(self.model, self.facts.class_names, lambda: self.data).predict(images, credal=credal)
+        return Classifier.of_model(self.model, self.facts.class_names, lambda: self.data, self.embedder).predict(
+            images, credal=credal)
 
     def export(self, folder: str | Path, *, temperature: float | None = None, onnx: bool = False, force: bool = False,
                ) -> dict:

@@ -254,7 +254,7 @@ class Trainer:
         scalars = pseudo_label_accuracy(self._means())
         self.totals.assign(tf.zeros_like(self.totals))
         sample = self.data.unlabeled[:min(PSEUDO_LABEL_SAMPLE, len(self.data.test_labels))]  # most of it is the test
-        images = np.asarray(self.data.images[sample])
+        images = np.asarray(self.data.plain[sample])
         with self.group.expected("an evaluation"):
             scores, test = evaluate_all(self.evaluator, self.data)
             guesses = self.evaluator(images, raw=False)[0]
@@ -274,7 +274,7 @@ class Trainer:
                 self.run.add_report(report)
                 self._write_events([report])
                 if self._saves_here() or not (self.run.stats / "predictions.npz").exists():
-                    self._write_arrays(test, {"images": images, "probabilities": guesses,
+                    self._write_arrays(test, {"images": self.data.shown(sample), "probabilities": guesses,
                                               "labels": self.data.labels[sample], **credal,
                                               "class_names": np.array(self.data.class_names)})
                 loss = "losses/xe" if "losses/xe" in scalars else "losses/total"
@@ -293,7 +293,7 @@ class Trainer:
         sure, wrong = test.max(1), test.argmax(1) != self.data.test_labels
         worst = np.flatnonzero(wrong)[np.argsort(-sure[wrong], kind="stable")]
         chosen = np.union1d(worst[:TEST_SAMPLE], np.argsort(sure, kind="stable")[:TEST_SAMPLE])
-        self.run.write_arrays("test_samples", images=np.asarray(self.data.test_images[chosen]), index=chosen)
+        self.run.write_arrays("test_samples", images=self.data.shown(chosen, test=True), index=chosen)
         if self.model.augmenter.learns_rates:
             self.run.write_rates(self.model.augmenter.rates.numpy(),
                                     {"ops": list(OPS), "bins": [list(op.bins) for op in OPS.values()]})

@@ -50,6 +50,17 @@ def unfinished(folder: Path) -> Iterator[Path]:
         yield hidden / folder.name
 
 
+@contextmanager
+def begun(folder: Path) -> Iterator[Path]:
+    """As `unfinished`, but for long work: what a killed writer left is there again, and another one is waited for."""
+    hidden = folder.with_name(f".{folder.name}-begun")
+    (hidden / folder.name).mkdir(parents=True, exist_ok=True)
+    with (hidden / LOCK).open("w") as file:
+        _locks(file, wait=True)
+        yield hidden / folder.name
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
 def _locks(file: IO[str], wait: bool) -> bool:
     """Locks an open file until it is closed or its process ends; False if another has it, or there are no locks."""
     with suppress(ImportError, OSError):  # Windows; some network file systems

@@ -20,8 +20,10 @@ Samples = dict[str, tf.Tensor]  # all that is random in a view, one row per imag
 
 
 def to_float(images: tf.Tensor) -> tf.Tensor:
-    """uint8 to float32 in [-1, 1]; in graphs TensorFlow multiplies by 1 / 127.5, which may change the last bit."""
-    return tf.cast(images, tf.float32) / 127.5 - 1.0
+    """uint8 to float32 in [-1, 1]; in graphs TensorFlow multiplies by 1 / 127.5, which may change the last bit.
+    Features, which are floats, keep their values."""
+    x = tf.cast(images, tf.float32)
+    return x / 127.5 - 1.0 if images.dtype == "uint8" else x
 
 
 def to_uint8(x: tf.Tensor) -> tf.Tensor:
@@ -94,6 +96,7 @@ class Augmenter(tf.Module):
             raise UserError(f"depth={depth!r}, cutout={cutout!r}: expected a number of operations from 1 up, and yes, "
                             "no or only.")
         self.image_shape, self.depth, self.threshold, self.decay = tuple(image_shape), depth, threshold, decay
+        self.stored_shape, self.stored_dtype = self.image_shape, tf.uint8  # of what views are made of
         self.cutout, self.policies, self.jit_compile = cutout, policies, jit_compile
         self.on_gpu = bool(tf.config.list_physical_devices("GPU"))  # which compiled form is faster
         self._weak_kinds = {"d": (mirror, shift), "m": (True, 0), "x": (False, 0)}  # mirror, shift
@@ -147,8 +150,9 @@ class Augmenter(tf.Module):
     def _compiled(self, function: Callable) -> Callable:
         return _compiled[function] if self.jit_compile else function
 
-    def _sample_weak(self, kind: str, uniform: tf.Tensor) -> Samples:
-        mirror, shift = self._weak_kinds[kind]
+    def weak_samples(self, uniform: tf.Tensor, kind: str = "") -> Samples:
+        """The choices of weak views that numbers in [0, 1) [N, 3] make."""
+        mirror, shift = self._weak_kinds[kind or self.spec.weak]
         return {"flip": uniform[:, 0] < (0.5 if mirror else 0.0),
                 "offset": tf.cast(uniform[:, 1:3] * (2 * shift + 1), tf.int32)}
 
@@ -161,11 +165,21 @@ class Augmenter(tf.Module):
         images, kind = tf.convert_to_tensor(images), kind or self.spec.weak
         if kind == "x":
             return images
-        samples = self._sample_weak(kind, _uniform(seed, stream, images.shape[0], 3))
-        return self._compiled(kernels.mirror_and_shift)(images, **samples, shift=self._weak_kinds[kind][1])
+        samples = self.weak_samples(uniform_numbers(seed, stream, images.shape[0], 3), kind)
+        return self.weak_view(images, samples, kind)
+
+    def weak_view(self, images: tf.Tensor, samples: Samples, kind: str = "") -> tf.Tensor:
+        """The weak view that `samples` describe."""
+        shift = self._weak_kinds[kind or self.spec.weak][1]
+        return self._compiled(kernels.mirror_and_shift)(images, **samples, shift=shift)
 
     def sample_strong(self, n: int, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong") -> Samples:
         """All random choices of `strong` for n images; a step that also learns gives its reading of the `rates`."""
+        return self.strong_samples(lambda numbers: uniform_numbers(seed, _STRONG, n, numbers), rates, part)
+
+    def strong_samples(self, uniform: Callable[[int], tf.Tensor], rates: tf.Tensor | None = None, part: str = "strong",
+                       ) -> Samples:
+        """The choices that numbers in [0, 1) make: `uniform` gives so many for each image."""
         weak, strong = self.spec.under(part)
         settings, draw = parse_policy(strong), None
         if isinstance(settings, AutoAugment):
@@ -178,9 +192,9 @@ class Augmenter(tf.Module):
             draw = partial(ctaugment.sample_training, rates, threshold=self.threshold, decay=self.decay)
         else:  # views without a policy draw as many: a number's place decides its value, and seeds are for ever
             numbers = self.depth * ctaugment.TRAINING * (strong == "x")
-        uniform = _uniform(seed, _STRONG, n, 5 + numbers)
-        samples = self._sample_weak(weak, uniform) | {"centre": uniform[:, 3:5]}
-        return samples | draw(uniform[:, 5:]) if draw else samples
+        drawn = uniform(5 + numbers)
+        samples = self.weak_samples(drawn, weak) | {"centre": drawn[:, 3:5]}
+        return samples | draw(drawn[:, 5:]) if draw else samples
 
     def strong(self, images: tf.Tensor, seed: tf.Tensor, rates: tf.Tensor | None = None, part: str = "strong",
                ) -> tf.Tensor:
@@ -229,7 +243,7 @@ class Augmenter(tf.Module):
         return self._compiled(_probe_view)(weak, policy, self._form), policy
 
     def _sample_probe(self, n: int, seed: tf.Tensor) -> Policy:
-        uniform = _uniform(seed, _PROBE, n, self.depth * ctaugment.PROBE)
+        uniform = uniform_numbers(seed, _PROBE, n, self.depth * ctaugment.PROBE)
         return ctaugment.sample_probe(tf.reshape(uniform, [-1, self.depth, ctaugment.PROBE]))
 
     def strong_and_probe(self, images: tf.Tensor, seed: tf.Tensor, weak: tf.Tensor, probe_seed: tf.Tensor,
@@ -267,6 +281,6 @@ def _sample_rand(settings: RandAugment, uniform: tf.Tensor) -> Policy:
     return {"ops": ops, "params": tf.stack([magnitude / LEVELS, uniform[..., 3]], -1)}
 
 
-def _uniform(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
+def uniform_numbers(seed: tf.Tensor, stream: int, n: int, numbers: int) -> tf.Tensor:
     """Independent numbers in [0, 1) for each seed and stream: one call for all that a view needs."""
     return by_philox(partial(tf.raw_ops.StatelessRandomUniformV2, shape=[n, numbers]), fold_in(seed, stream))

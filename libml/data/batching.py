@@ -52,8 +52,9 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
     labeled, classes, unlabeled = data.labeled, data.labeled_classes.astype(np.int32), data.unlabeled
     labeled_count = batch // num_shards
     unlabeled_count = labeled_count * uratio
-    shapes = {"labeled": (labeled_count, *data.image_shape), "label": (labeled_count,),
-              "unlabeled": (unlabeled_count, *data.image_shape), "unlabeled_label": (unlabeled_count,)}
+    dtype = tf.as_dtype(images.dtype)
+    shapes = {"labeled": (labeled_count, *images.shape[1:]), "label": (labeled_count,),
+              "unlabeled": (unlabeled_count, *images.shape[1:]), "unlabeled_label": (unlabeled_count,)}
 
     def gather(x: np.ndarray, u: np.ndarray):
         return images[labeled[x]], classes[x], images[unlabeled[u]], labels[unlabeled[u]]
@@ -66,7 +67,7 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
         u = stream_indices(step, seed=seed, stream=1, total=len(unlabeled), batch=batch * uratio,
                            first=shard * unlabeled_count, count=unlabeled_count)
         # NumPy reads the memory map in place; a TensorFlow constant would be a second copy of the dataset.
-        values = tf.numpy_function(gather, [x, u], [tf.uint8, tf.int32, tf.uint8, tf.int32], stateful=False)
+        values = tf.numpy_function(gather, [x, u], [dtype, tf.int32, dtype, tf.int32], stateful=False)
         parts = {name: tf.ensure_shape(value, shapes[name]) for name, value in zip(shapes, values, strict=True)}
         return parts | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
 

@@ -5,13 +5,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from libml.errors import UserError
-from libml.writing import unfinished, writing
+from libml.writing import begun, unfinished, writing
 
 NAME, CONTENTS = "cssl_cache", "contents.json"
 
@@ -26,8 +26,14 @@ class Writer:
 
     def create(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
         """Returns a file-backed array to fill, so that a large one is never held in memory as a whole. Its space is
-        taken at once: a disk that is full later would kill the process without a word."""
+        taken at once: a disk that is full later would kill the process without a word. What a killed writer has filled
+        is in it."""
         path = self._folder / f"{name}.npy"
+        with suppress(OSError, ValueError):  # there is none, or not a whole one
+            array = np.lib.format.open_memmap(path, "r+")
+            if (array.shape, array.dtype) == (shape, dtype):
+                self._open[name] = array
+                return array
         self._open[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
         if path.stat().st_size > shutil.disk_usage(path).free:  # rather than fill it for everybody else
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -38,10 +44,13 @@ class Writer:
     def add(self, name: str, array: np.ndarray) -> None:
         self.create(name, array.shape, array.dtype)[...] = array
 
-    def finish(self) -> None:
-        """Flushes everything and writes the list of contents last."""
+    def flush(self) -> None:
         for array in self._open.values():
             array.flush()
+
+    def finish(self) -> None:
+        """Flushes everything and writes the list of contents last."""
+        self.flush()
         self._open.clear()
         paths = sorted(self._folder.glob("*.npy"))
         (self._folder / CONTENTS).write_text(json.dumps({
@@ -63,13 +72,15 @@ def content_hash(file: str | Path) -> int:
 
 
 @contextmanager
-def opened(folder: Path, build: Callable[[Writer], None]) -> Iterator[tuple[dict[str, np.ndarray], dict]]:
-    """Gives the arrays (memory-mapped, read-only) and the notes of a cache, after building it where there is none.
+def opened(folder: Path, build: Callable[[Writer], None], resumes: bool = False,
+           ) -> Iterator[tuple[dict[str, np.ndarray], dict]]:
+    """Gives the arrays (memory-mapped, read-only) and the notes of a cache, after building it where there is none; with
+    `resumes` from where a killed process left off.
 
     What a damaged one leads to, in the block too, becomes one clear line.
     """
     if not folder.exists():
-        _write(folder, build)
+        _write(folder, build, begun if resumes else unfinished)
     try:
         contents = json.loads((folder / CONTENTS).read_text())
         for name, size in contents["files"].items():
@@ -81,15 +92,18 @@ def opened(folder: Path, build: Callable[[Writer], None]) -> Iterator[tuple[dict
         yield {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
                for name in contents["files"]}, contents["meta"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"The cache of decoded images {folder} is damaged ({error}). "
-                        f"Delete that folder and start again; it is rebuilt from the data beside it.") from error
+        raise UserError(f"The cache {folder} is damaged ({error}). Delete that folder and start again; it is made anew "
+                        "from the data.") from error
 
 
-def _write(folder: Path, build: Callable[[Writer], None]) -> None:
+def _write(folder: Path, build: Callable[[Writer], None],
+           aside: Callable[[Path], AbstractContextManager[Path]]) -> None:
     """Builds a cache folder next to its final place and moves it there in one atomic step."""
     advice = (f"Make {folder.parent} writable and make room for the decoded images, or copy the data to a folder of "
               "your own and name that with --data_dir.")
-    with writing(folder, advice), unfinished(folder) as place:
+    with writing(folder, advice), aside(folder) as place:
+        if folder.exists():  # while its other writer was waited for
+            return
         writer = Writer(place)
         build(writer)
         writer.finish()

@@ -273,15 +273,15 @@ def batch_size(side: int) -> int:
     return next((batch for limit, batch in ((32, 64), (64, 16)) if side <= limit), 8)
 
 
-def presets(files: Listing, side: int | None = None) -> dict[str, float]:
+def presets(files: Listing, side: int | None = None) -> dict[str, float | str]:
     """Returns size, batch and length: a power of two near 300 epochs at seven unlabelled images to one labelled; for
     few images 2048 updates, minutes on a CPU, of a small network with fast averages."""
     side = side or image_size(files.pixels)
     if len(files) < FEW:
         batch = min(32, batch_size(side))
-        return {"image_size": side, "batch": batch, "train_kimg": 2.0 * batch, "filters": 16, "repeat": 1, "ema": 0.99,
-                "bn_momentum": 0.99}
+        return {"image_size": side, "mixed_precision": "auto", "batch": batch, "train_kimg": 2.0 * batch, "filters": 16,
+                "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
     kimg = 512
     while kimg < 65536 and kimg * 1.5 * 7 * 1024 < 300 * len(files):
         kimg *= 2
-    return {"image_size": side, "batch": batch_size(side), "train_kimg": float(kimg)}
+    return {"image_size": side, "mixed_precision": "auto", "batch": batch_size(side), "train_kimg": float(kimg)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.augment.augmenter import Augmenter
+from libml.augment.copies import Copies
 from libml.data import files, sources, splits
 from libml.data.batching import batches
 from libml.data.names import DatasetName, parse_name
@@ -52,6 +53,11 @@ class SSLData(sources.Images):
     calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [K], see `hold_out`
     calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     listing: files.Listing | None = None  # the image files that they were read from
+    # Of features, float16 [N, 1 + weak + strong views, 1, D] and [M, 1, 1, D] for the test: the numbers of views, what
+    # they were made by, and the images themselves, for training and test, where they are known.
+    copies: tuple[int, int] | None = None
+    embedding: Embedding | None = None
+    pictures: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -59,7 +65,19 @@ class SSLData(sources.Images):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        return tuple(self.images.shape[1:])
+        return self.plain.shape[1:]
+
+    @property
+    def plain(self) -> np.ndarray:
+        """What is evaluated: the images, or the plain view of features."""
+        return self.images if self.copies is None else self.images[:, :1]
+
+    def shown(self, indices: np.ndarray, test: bool = False) -> np.ndarray:
+        """The images themselves, to look at; grey squares for features of images that are not known."""
+        arrays = (self.images, self.test_images) if self.copies is None else self.pictures
+        if arrays is None:
+            return np.full((len(indices), 8, 8, 3), 127, np.uint8)
+        return np.asarray(arrays[test][indices])
 
     @property
     def label_prior(self) -> np.ndarray:
@@ -85,9 +103,9 @@ class SSLData(sources.Images):
                 "images": _digest(self.fingerprint.encode(), self.labels.tobytes(), self.test_labels.tobytes()),
                 "split": _digest(repr(sizes).encode(), *(part.tobytes() for part in parts))}
 
-    def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter:
+    def augmenter(self, augment: str = "d.d.d", **settings) -> Augmenter | Copies:
         """Makes the views of these images, as `--augment` says; further settings as `Augmenter` takes them."""
-        return DataFacts.of(self).augmenter(augment, **settings)
+        return DataFacts.of(self, self.copies and self.image_statistics()).augmenter(augment, **settings)
 
     def dataset(self, model: SSLModel) -> tf.data.Dataset:
         """Returns the endless batches of a model from its next update on, for `fit`: those that `train` would use."""
@@ -101,6 +119,12 @@ class SSLData(sources.Images):
         Counts of the 256 levels are exact; sums of floats would stop growing after some millions of pixels.
         """
         chosen, counts = self.unlabeled[:WHITENED], np.zeros((3, 256), np.int64)
+        if self.copies is not None:
+            features = np.concatenate([np.asarray(self.plain[chosen[start:start + CHUNK], 0, 0], np.float32)
+                                       for start in range(0, len(chosen), CHUNK)])
+            deviation = features.std(0, dtype=np.float64)  # a dimension that never changes tells nothing
+            return (features.mean(0, dtype=np.float64).astype(np.float32),
+                    np.where(deviation > 1e-6, deviation, 1).astype(np.float32))
         for start in range(0, len(chosen), CHUNK):
             pixels = self.images[chosen[start:start + CHUNK]].reshape(-1, 3)
             counts += [np.bincount(channel, minlength=256) for channel in pixels.T]
@@ -113,19 +137,33 @@ class SSLData(sources.Images):
         """Returns validation images and labels, without images whose label was used: the published splits overlap."""
         chosen = np.setdiff1d(self.valid, np.concatenate([self.labeled, self.calibration]))
         chosen = chosen[self.labels[chosen] >= 0]
-        return self.images[chosen], self.labels[chosen]
+        return self.plain[chosen], self.labels[chosen]
 
     def evaluated(self) -> dict[str, tuple[np.ndarray | Subset, np.ndarray]]:
         """Returns what is evaluated, as (images, labels): the first labelled images, validation, test."""
         sets: dict[str, tuple[np.ndarray | Subset, np.ndarray]] = {
-            "train_labeled": (Subset(self.images, self.labeled[:EVALUATED]), self.labeled_classes[:EVALUATED]),
-            "valid": (Subset(self.images, self.valid), self.labels[self.valid]),
+            "train_labeled": (Subset(self.plain, self.labeled[:EVALUATED]), self.labeled_classes[:EVALUATED]),
+            "valid": (Subset(self.plain, self.valid), self.labels[self.valid]),
             "test": (self.test_images, self.test_labels)}
         return {name: pair for name, pair in sets.items() if len(pair[1])}
 
 
 def _digest(*facts: bytes) -> str:
     return hashlib.sha256(b"".join(facts)).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What made features of images: enough to know it again."""
+
+    network: str  # as --features says
+    weights: str  # digest of its weights
+    image_shape: tuple[int, int, int]  # of the images
+
+    @classmethod
+    def from_dict(cls, facts: dict) -> Embedding:
+        height, width, channels = map(int, facts["image_shape"])
+        return cls(str(facts["network"]), str(facts["weights"]), (height, width, channels))
 
 
 @dataclass(frozen=True)
@@ -139,20 +177,25 @@ class DataFacts:
     image_statistics: tuple[np.ndarray, np.ndarray] | None = None  # as of SSLData; None: no whitening
     label_prior: np.ndarray | None = None
     calibration: tuple[np.ndarray, np.ndarray] | None = None  # images and classes; data.json has their number only
+    copies: tuple[int, int] | None = None  # of features: weak and strong views
+    embedding: Embedding | None = None
 
     @classmethod
     def of(cls, data: SSLData, image_statistics: tuple[np.ndarray, np.ndarray] | None = None) -> DataFacts:
         return cls(list(data.class_names), data.image_shape, (len(data.labeled), len(data.unlabeled)), data.mirror,
                    image_statistics, data.label_prior,
-                   (np.asarray(data.images[data.calibration]), data.calibration_classes))
+                   (np.asarray(data.plain[data.calibration]), data.calibration_classes), data.copies, data.embedding)
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
-    def augmenter(self, augment: str, **settings) -> Augmenter:
+    def augmenter(self, augment: str, **settings) -> Augmenter | Copies:
         """Makes the views: on a GPU compiled ones, as few others can be made there; weak ones are shifted by up to an
-        eighth of the width (4 at 32x32, 12 at 96x96)."""
+        eighth of the width (4 at 32x32, 12 at 96x96). Those of features are made before, or noise."""
+        if self.copies is not None:
+            assert self.image_statistics is not None
+            return Copies(augment, image_shape=self.image_shape, counts=self.copies, statistics=self.image_statistics)
         compiled = bool(tf.config.list_physical_devices("GPU"))
         return Augmenter(augment, image_shape=self.image_shape, mirror=self.mirror, shift=self.image_shape[1] // 8,
                          **{"jit_compile": compiled} | settings)
@@ -163,7 +206,9 @@ class DataFacts:
                 "set_sizes": list(self.set_sizes), "mirror": bool(self.mirror),
                 "image_statistics": self.image_statistics and [np.asarray(x).tolist() for x in self.image_statistics],
                 "label_prior": None if self.label_prior is None else self.label_prior.tolist(),
-                "calibration": 0 if self.calibration is None else len(self.calibration[1])}
+                "calibration": 0 if self.calibration is None else len(self.calibration[1]),
+                **({} if self.copies is None else {"copies": self.copies, "embedding": self.embedding
+                                                   and asdict(self.embedding)})}
 
     @classmethod
     def from_dict(cls, facts: dict) -> DataFacts:
@@ -181,10 +226,12 @@ class DataFacts:
             raise ValueError(f"class_names is {names!r}")
         if "digest" in facts and facts["digest"]["classes"] != _digest(repr(names).encode()):
             raise ValueError("class_names are others than those of its digest")
-        size = int(facts.get("calibration", 0))
+        size, embedding = int(facts.get("calibration", 0)), facts.get("embedding")
+        copies = (int(facts["copies"][0]), int(facts["copies"][1])) if "copies" in facts else None
         return cls(names, (height, width, channels), (labeled, unlabeled), bool(facts["mirror"]), statistics,
                    None if prior is None else np.asarray(prior, np.float64),
-                   (np.zeros((size, height, width, channels), np.uint8), np.zeros(size, np.int64)))
+                   (np.zeros((size, height, width, channels), np.float16 if copies else np.uint8),
+                    np.zeros(size, np.int64)), copies, embedding and Embedding.from_dict(embedding))
 
 
 def load(name: str, data_dir: str | Path = "", image_size: int | None = None,

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.config import ScaleOptions
+from libml.devices.machine import fast_at_bfloat16
 from libml.devices.slurm import gpus_of_task, slurm_cluster
 from libml.errors import UserError
 
@@ -34,6 +35,7 @@ while os.getppid() == parent:
         os.kill(parent, 9)
 """
 POLICIES = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}  # Keras's names
+AMPERE = (8, 0)  # the first of NVIDIA's GPUs that are fast at bfloat16
 
 # What TensorFlow raises when another process is gone. Faults of cuDNN and XLA are of the last two kinds, too, so that
 # of these a line must speak of peers: not one of those that say where in the program it was.
@@ -87,6 +89,17 @@ def _check_jobs(jobs: dict, task: dict) -> None:
         raise ValueError("a host:port stands there twice")
     if not 0 <= int(task["index"]) < len(jobs[task["type"]]):
         raise KeyError(task["index"])
+
+
+def policy(options: ScaleOptions) -> str:
+    """Returns Keras's name of the precision of layers, on these devices where that is to decide."""
+    precision, gpus = options.mixed_precision, tf.config.get_visible_devices("GPU")
+    if precision == "auto":
+        details = map(tf.config.experimental.get_device_details, gpus)
+        fast = (all(found.get("compute_capability", (0, 0)) >= AMPERE for found in details) if gpus
+                else fast_at_bfloat16())
+        precision = "bfloat16" if fast else "off"
+    return POLICIES[precision]
 
 
 def onednn_is_on() -> bool:

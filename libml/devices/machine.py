@@ -20,6 +20,11 @@ def cpu_facts() -> tuple[str, str]:
             lines.get("flags") or lines.get("Features", ""))
 
 
+def fast_at_bfloat16() -> bool:
+    """Whether the CPU multiplies matrices of bfloat16 in hardware of its own: Intel's since Sapphire Rapids."""
+    return "amx_bf16" in cpu_facts()[1].split()
+
+
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 

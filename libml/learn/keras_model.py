@@ -54,7 +54,7 @@ def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
             ("loss_scaling", lambda v: isinstance(v, bool), "True or False"),
             ("set_sizes", lambda v: len(v) == 2 and min(v) >= 0, "the numbers of labelled and unlabelled images"),
             ("calibration", lambda v: v is None or len(v[0]) == len(v[1]), "images and their classes"),
-            ("augmenter", lambda v: v is None or isinstance(v, augment.Augmenter), "data.augmenter(…)")):
+            ("augmenter", lambda v: isinstance(v, augment.Augmenter | augment.Copies | None), "data.augmenter(…)")):
         try:
             fine = name not in given or fits(given[name])
         except (TypeError, ValueError, IndexError):  # what has no length, or is no number
@@ -182,9 +182,10 @@ class KerasModel(_KerasModel):
             raise UserError(f"fit trains on one device; this {name} was made for "
                             f"{self.distribute_strategy.num_replicas_in_sync}. cssl.train uses them all.")
         labels, unlabeled = (tf.int64, tf.int32), options.batch * options.uratio
-        wanted = {"labeled": ([tf.uint8], options.batch, *self.augmenter.image_shape), "label": (labels, options.batch)}
+        stored, shape = [self.augmenter.stored_dtype], self.augmenter.stored_shape
+        wanted = {"labeled": (stored, options.batch, *shape), "label": (labels, options.batch)}
         if self.uses_unlabeled:
-            wanted["unlabeled"] = [tf.uint8], unlabeled, *self.augmenter.image_shape
+            wanted["unlabeled"] = stored, unlabeled, *shape
         spec = x.element_spec if isinstance(x, tf.data.Dataset) else None
         if y is not None or not isinstance(spec, dict) or not wanted.keys() <= spec.keys():
             raise UserError(f"fit got {type(x).__name__}{'' if y is None else ' and labels'}; expected a dataset of "
@@ -278,6 +279,8 @@ class KerasModel(_KerasModel):
         if not np.issubdtype(images.dtype, np.floating):
             raise UserError(f"Images are {images.dtype}; expected uint8 from 0 to 255 (images.astype('uint8')), or "
                             "floats from -1 to 1.")
+        if isinstance(self.augmenter, augment.Copies):  # features
+            return images.astype(np.float32)
         low, high = float(images.min()), float(images.max())
         if not (low >= -1.001 and high <= 1.001):  # float16 rounds
             raise UserError(f"Float images have values from {low:g} to {high:g}; expected -1 to 1. For values from 0 "
@@ -353,7 +356,8 @@ class KerasModel(_KerasModel):
 
     @classmethod
     def from_config(cls, config: dict, custom_objects: dict | None = None):
-        known, config = {"Augmenter": augment.Augmenter, **(custom_objects or {})}, dict(config)
+        ours = {"Augmenter": augment.Augmenter, "Copies": augment.Copies}
+        known, config = {**ours, **(custom_objects or {})}, dict(config)
         with networks.dtype_policy(config.pop("dtype_policy")):
             given = keras.saving.deserialize_keras_object(config, custom_objects=known)  # beside those of load_model
             if given.get("options"):

@@ -77,6 +77,7 @@ class SSLModel(KerasModel):
     cosine_decay = True  # of the learning rate; else it is constant
     decoupled_weight_decay = False  # kernels shrink by wd * lr each step, instead of L2 in the loss
     needs_float32 = False  # whether half precision would break it
+    needs_pixels = False  # whether it does to images what cannot be done to features
     pass_options: tuple[str, ...] = ()  # what its passes ask of the network besides logits, such as mc_dropout
     communicates = False  # whether the loss calls `Step.gather`, `mean` or `exchange`
     presets: Mapping[str, dict] = {}  # other defaults in "any" run, with "40 labels", or on a dataset, by its name
@@ -115,7 +116,7 @@ class SSLModel(KerasModel):
         self.calibration_classes = np.zeros(0, np.int64)
         if calibration is not None and len(calibration[1]):  # on every device, in no checkpoint
             images, self.calibration_classes = calibration
-            self.calibration_images = state("calibration", images, "uint8")
+            self.calibration_images = state("calibration", images, np.asarray(images).dtype.name)
         initial = self.initial_state()
         self.equal_state = tuple(name for name, value in initial.items() if isinstance(value, Equal))
         values = {name: np.asarray(value.value if isinstance(value, Equal) else value)

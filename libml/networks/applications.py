@@ -31,12 +31,12 @@ def is_application(arch: str) -> bool:
     return arch.startswith(PREFIX)
 
 
-def parse(arch: str) -> tuple[str, dict[str, float]]:
+def parse(arch: str, option: str = "arch") -> tuple[str, dict[str, float]]:
     """Returns the name and the arguments of keras:NAME or keras:NAME,alpha=NUMBER; OptionError if there is none."""
     name, *arguments = arch.removeprefix(PREFIX).split(",")
     if name not in NATIVE_SIZES:
         near = difflib.get_close_matches(name, NATIVE_SIZES, 3, 0.5)
-        raise OptionError(f"arch={arch}: keras.applications has no classifier {name!r}; "
+        raise OptionError(f"{option}={arch}: keras.applications has no classifier {name!r}; "
                           f"{'did you mean ' + ' or '.join(near) + '?' if near else 'try EfficientNetV2B0.'}")
     found = {}
     for argument in arguments:
@@ -44,8 +44,8 @@ def parse(arch: str) -> tuple[str, dict[str, float]]:
         with suppress(ValueError):
             found[key] = float(text)
         if key != "alpha" or not name.startswith("MobileNet") or not 0 < found.get(key, 0) < 100:
-            raise OptionError(f"arch={arch}: {argument!r} is no argument of {name}; expected nothing behind its name, "
-                              "or for a MobileNet its width, as in keras:MobileNetV2,alpha=0.5.")
+            raise OptionError(f"{option}={arch}: {argument!r} is no argument of {name}; expected nothing behind its "
+                              "name, or for a MobileNet its width, as in keras:MobileNetV2,alpha=0.5.")
     return name, found
 
 
@@ -60,6 +60,18 @@ def presets(arch: str, method: type[SSLModel], given: dict[str, Any]) -> dict[st
     # A tenth of the usual rates: good weights are to be adapted, not to be forgotten.
     return {**found, "lr": 0.003 if method.cosine_decay else 0.0002, "ema": 0.99, "bn_momentum": 0.99,
             "train_kimg": kimg}
+
+
+def feature_presets(features: str, method: type[SSLModel], pixels: int) -> dict[str, Any]:
+    """Returns the options that suit a head on features of images of so many pixels: see docs/features.md."""
+    found = {"arch": "linear", "augment": "d.d.rac", "batch": 64, "ema": 0.99, "train_kimg": 96.0,
+             "mixed_precision": "auto", "baseline": True, "lr": 0.03 if method.cosine_decay else 0.002}
+    if is_application(features):  # networks tell little of images that are much smaller than those they were made for
+        native = NATIVE_SIZES[parse(features, "features")[0]]
+        found |= {"weights": "imagenet", "image_size": min(native, max(96, 3 * pixels))}
+    elif features != "pixels":
+        found["augment"] = "d.d.x"  # its views are there, or noise
+    return found
 
 
 def default_scales(width: int) -> int:

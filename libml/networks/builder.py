@@ -17,18 +17,21 @@ from libml.data.files import expand
 from libml.errors import UserError
 from libml.networks import applications
 from libml.networks.layers import Factory
-from libml.networks.nets import CNN13, Network, ShakeShake, WideResNet
+from libml.networks.nets import CNN13, MLP, Linear, Network, Pixels, ShakeShake, WideResNet
 from libml.randomness import fold_in, seeded
 
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "resnet": WideResNet, "cnn13": CNN13, "shake": ShakeShake,
     "mcdropresnet": WideResNet}  # the original's name for what every network here can do: dropout in chosen passes
+# Heads on features, and what makes features without weights.
+ON_FEATURES: dict[str, Callable[..., keras.Model]] = {"linear": Linear, "mlp": MLP, "pixels": Pixels}
 BLOCKS = ("resnet", "mcdropresnet", "shake")  # architectures of residual blocks
 
 
 def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: int = 32, repeat: int = 4,
-          scales: int = 0, dropout: float = 0.0, bn_momentum: float = 0.999, sync_bn: bool = False,
-          seed: int | None = None, weights: str = "none", input_size: int = 0, recompute: bool = False,
+          scales: int = 0, dropout: float = 0.0, head_dropout: float = 0.0, bn_momentum: float = 0.999,
+          sync_bn: bool = False, seed: int | None = None, weights: str = "none", input_size: int = 0,
+          recompute: bool = False,
           ) -> keras.Model:
     """Returns a built network for images of `image_shape` [H, W, C]; equal seeds give equal initial weights.
 
@@ -41,13 +44,13 @@ def build(arch: str, *, num_classes: int, image_shape: Sequence[int], filters: i
         raise ValueError(f"recompute: {arch} has no residual blocks to compute again; {', '.join(BLOCKS)} have.")
     if applications.is_application(arch):
         network = _application(make, arch, input_size or image_shape[0], weights, num_classes, dropout)
-    elif arch not in ARCHITECTURES:
+    elif arch not in ARCHITECTURES | ON_FEATURES:
         raise ValueError(f"Unknown architecture {arch!r}: choose one of {', '.join(sorted(ARCHITECTURES))}.")
     else:
-        network = ARCHITECTURES[arch](
+        network = (ARCHITECTURES | ON_FEATURES)[arch](
             make, num_classes=num_classes, image_shape=settings.image_shape, filters=filters, repeat=repeat,
             scales=scales or applications.default_scales(image_shape[1]), dropout=dropout)
-        network.recompute = recompute
+        network.recompute, network.head_dropout = recompute, head_dropout
     network.image_shape, network.settings = settings.image_shape, settings
     return network
 

@@ -39,7 +39,7 @@ def count(config: RunConfig, image_shape: Sequence[int], images: int, model: SSL
             maps = count_features(model.network)
     elif network.arch == "cnn13":
         stages = [(network.filters * times, 3) for times in (1, 2, 4)]
-    else:
+    elif network.arch in _MAPS:
         stages = [(network.filters << stage, network.repeat) for stage in range(min(network.scales, 64))]
     for stage, (channels, blocks) in enumerate(stages):
         size = channels * math.prod(math.ceil(extent / (1 << stage)) for extent in image_shape[:2])

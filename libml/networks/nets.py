@@ -213,3 +213,58 @@ class ShakeShake(Network):
 
     def features(self, x, training, noise):
         return tf.nn.relu(self.through(self.blocks, self.norm(self.stem(x), training=training), training, noise))
+
+
+class Linear(Network):
+    """A dense layer on features [N, 1, 1, D], of which training drops a part, `head_dropout`, of the dimensions."""
+
+    needs_seed_in_training = True
+    head_dropout = 0.0
+
+    def __init__(self, make: Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
+        del filters, repeat, scales
+        super().__init__(dropout, name="head")
+        self.classifier = make.dense("classifier", self.body(make, image_shape[-1]), num_classes)
+        self.built = True
+
+    def body(self, make: Factory, width: int) -> int:
+        """Makes what comes before the last layer; returns how many numbers that gets."""
+        return width
+
+    def features(self, x, training, noise):
+        return noise.dropout(x, self.head_dropout if training else None)
+
+
+class MLP(Linear):
+    """A hidden layer of 512 units more."""
+
+    def body(self, make, width):
+        self.hidden = make.dense("hidden", width, 512)
+        return self.hidden.units
+
+    def features(self, x, training, noise):
+        return tf.nn.leaky_relu(self.hidden(super().features(x, training, noise)), 0.1)
+
+
+class Pixels(Network):
+    """Features that need no trained weights: pixels averaged to 16x16, in 256 random directions that stay the same."""
+
+    side, width = 16, 256
+
+    def __init__(self, make: Factory, *, num_classes, image_shape, filters, repeat, scales, dropout):
+        del filters, repeat, scales
+        super().__init__(dropout, name="pixels")
+        numbers = self.side ** 2 * image_shape[-1]
+        self.pool = max(1, min(image_shape[:2]) // self.side)
+        self.projection = keras.layers.Dense(self.width, use_bias=False, dtype="float32", name="projection")
+        self.projection.build((None, numbers))
+        directions = np.random.RandomState(0).normal(size=(numbers, self.width)) / np.sqrt(numbers)
+        self.projection.set_weights([directions.astype(np.float32)])
+        self.projection.trainable = False
+        self.classifier = make.dense("classifier", self.width, num_classes)
+        self.built = True
+
+    def features(self, x, training, noise):
+        x = tf.nn.avg_pool2d(tf.cast(x, tf.float32), self.pool, self.pool, "VALID")
+        x = tf.image.resize(x, (self.side, self.side))
+        return self.projection(tf.reshape(x, [-1, 1, 1, self.side ** 2 * x.shape[-1]]))

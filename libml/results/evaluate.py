@@ -12,7 +12,7 @@ from libml.learn.packing import exchange
 from libml.results import metrics
 
 MAX_CLASSES = 20  # that a table of scores lists
-SMALL_PIXELS = 2 ** 17  # in a batch: 512 images of 16x16
+SMALL = 3 * 2 ** 17  # numbers in a batch: 512 images of 16x16
 
 
 def _chunks(parts: Sequence[np.ndarray | Subset], size: int) -> Iterator[np.ndarray]:
@@ -53,14 +53,14 @@ class Evaluator:
         """Returns the probabilities [models, N, classes] of the averaged and, if `raw`, of the raw model for the images
         of all parts."""
         replicas, shape = self.strategy.num_replicas_in_sync, parts[0][:1].shape[1:]
-        size = (self.batch or max(256, SMALL_PIXELS // (shape[0] * shape[1]))) * replicas
+        size, dtype = (self.batch or max(256, SMALL // np.prod(shape, dtype=int))) * replicas, parts[0][:1].dtype
         if (raw, shape) not in self._traced:  # once, for any number of images
-            spec = tf.TensorSpec([size if replicas > 1 else None, *shape], tf.uint8)
+            spec = tf.TensorSpec([size if replicas > 1 else None, *shape], dtype)
             self._traced[raw, shape] = tf.function(lambda chunk: self._run(chunk, raw), [spec], autograph=False)
         predictions = []
         for chunk in _chunks(parts, size):
             if replicas > 1:  # all get as many
-                chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *shape), np.uint8)])
+                chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *shape), dtype)])
             predictions.append(self._traced[raw, shape](tf.constant(chunk)).numpy())
         return np.concatenate(predictions)[:sum(map(len, parts))].swapaxes(0, 1)
 

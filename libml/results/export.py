@@ -31,6 +31,7 @@ from libml.writing import unfinished, write_text, writing
 
 if TYPE_CHECKING:
     from libml.data import SSLData
+    from libml.features import Embedder
     from libml.run import Run
 
 FORMAT = "cssl-export 1"
@@ -51,7 +52,7 @@ def _chain(x: keras.KerasTensor, *layers: keras.Layer) -> keras.KerasTensor:
         if isinstance(layer, keras.layers.Conv2D):
             plain = keras.layers.Conv2D(layer.filters, layer.kernel_size, layer.strides, layer.padding, name=layer.name)
         elif isinstance(layer, keras.layers.Dense):
-            plain = keras.layers.Dense(layer.units, name=layer.name)
+            plain = keras.layers.Dense(layer.units, use_bias=layer.use_bias, name=layer.name)
         elif isinstance(layer, networks.BatchNormalization):
             plain = keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon, name=layer.name)
         x = plain(x)
@@ -99,6 +100,16 @@ def _features(network: keras.Model, x: keras.KerasTensor) -> keras.KerasTensor:
                 x = keras.layers.MaxPooling2D(2, 2, "same")(x)
             x = _chain(x, conv, keras.layers.LeakyReLU(0.2), norm)
         return x
+    if isinstance(network, networks.Linear):
+        return _chain(x, network.hidden, keras.layers.LeakyReLU(0.1)) if isinstance(network, networks.MLP) else x
+    if isinstance(network, networks.Pixels):
+        return _chain(x, keras.layers.AveragePooling2D(network.pool), keras.layers.Resizing(network.side, network.side),
+                      keras.layers.Flatten(), network.projection, keras.layers.Reshape((1, 1, network.width)))
+    if isinstance(network, Application):
+        size = network.body.input_shape[1:3]
+        if tuple(x.shape[1:3]) != size:
+            x = keras.layers.Resizing(*size)(x)
+        return _copied(network.body, network.preprocess(keras.layers.Rescaling(127.5, 127.5)(x)))
     raise UserError(f"There is no form of {type(network).__name__} in plain Keras layers.")
 
 
@@ -110,14 +121,7 @@ def plain_logits(network: keras.Model, x: keras.KerasTensor) -> keras.KerasTenso
         network = network.student
     if isinstance(network, keras.Sequential) or type(network).__name__ == "Functional":
         return _copied(network, x)
-    if isinstance(network, Application):
-        size = network.body.input_shape[1:3]
-        if tuple(x.shape[1:3]) != size:
-            x = keras.layers.Resizing(*size)(x)
-        features = _copied(network.body, network.preprocess(keras.layers.Rescaling(127.5, 127.5)(x)))
-    else:
-        features = _features(network, x)
-    return _chain(features, keras.layers.GlobalAveragePooling2D(), network.classifier)
+    return _chain(_features(network, x), keras.layers.GlobalAveragePooling2D(), network.classifier)
 
 
 def _copied(network: keras.Model, x: keras.KerasTensor) -> keras.KerasTensor:
@@ -140,14 +144,17 @@ def averaged(model: SSLModel) -> Iterator[None]:
             variable.assign(value)
 
 
-def plain_model(model: SSLModel, image_shape: tuple[int, int, int], temperature: float = 1.0) -> keras.Model:
+def plain_model(model: SSLModel, classifier: Classifier, temperature: float = 1.0) -> keras.Model:
     """Returns a model of plain Keras layers from uint8 images to {"logits", "probabilities"}; call it `averaged`."""
-    images = keras.Input(image_shape, dtype="uint8", name="images")
+    x = images = keras.Input(classifier.image_shape, dtype="uint8", name="images")
     scale, offset = 1 / 127.5, -1.0
+    if classifier.embedder is not None:
+        x = _features(classifier.embedder.network, keras.layers.Rescaling(scale, offset, name="pixels")(images))
+        x, scale, offset = keras.layers.GlobalAveragePooling2D(keepdims=True)(x), 1.0, 0.0
     if model.image_statistics is not None:  # one layer for both: ((x / 127.5 - 1) - mean) / deviation
         mean, deviation = (np.asarray(x, np.float64) for x in model.image_statistics)
         scale, offset = (scale / deviation).tolist(), ((offset - mean) / deviation).tolist()
-    x = keras.layers.Rescaling(scale, offset, name="preprocessing")(images)
+    x = keras.layers.Rescaling(scale, offset, name="preprocessing")(x)
     logits = plain_logits(model.network, x)
     scaled = keras.layers.Rescaling(1 / temperature, name="temperature")(logits)
     return keras.Model(images, {"logits": logits, "probabilities": keras.layers.Softmax(name="probabilities")(scaled)},
@@ -201,13 +208,18 @@ def write_saved_model(model: SSLModel, classifier: Classifier, temperature: floa
     module = tf.Module()
     items = {name: item for name, item in model.checkpoint_items().items()
              if name == "predictions" or name.startswith("state_")}
-    module.variables_used = [*(variable.value for variable in model.network.variables), *items.values()]
+    embedder = classifier.embedder
+    variables = [*model.network.variables, *(embedder.network.variables if embedder is not None else [])]
+    module.variables_used = [*(variable.value for variable in variables), *items.values()]
     module.class_names = class_names = tf.Variable(classifier.class_names, trainable=False)
     height, width, channels = classifier.image_shape
 
+    def ready(images):
+        return to_float(images) if embedder is None else embedder(to_float(images))
+
     @tf.function(input_signature=[tf.TensorSpec([None, height, width, channels], tf.uint8, name="images")])
     def from_images(images):
-        logits = model.infer(to_float(images), ema=False)
+        logits = model.infer(ready(images), ema=False)
         return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature),
                 "classes": tf.gather(class_names, tf.argmax(logits, -1))}
 
@@ -218,7 +230,7 @@ def write_saved_model(model: SSLModel, classifier: Classifier, temperature: floa
 
     @tf.function(input_signature=from_images.input_signature)
     def credal(images):
-        return model.credal_sets(to_float(images), tf.nn.softmax(from_images(images)["logits"]))
+        return model.credal_sets(ready(images), tf.nn.softmax(from_images(images)["logits"]))
 
     signatures = {"serving_default": from_images, "images": from_images, "bytes": from_bytes}
     if classifier.credal is not None:
@@ -304,11 +316,13 @@ def export_run(run: Run, folder: Path, *, force: bool, **options) -> dict:
     model = restore(run, config.replace(mixed_precision="off")) if config.scale.mixed_precision != "off" else run.model
     origin = {"method": config.method.__name__, "dataset": config.data.dataset, "run": str(run.path.resolve()),
               "checkpoint": run.checkpoint}
-    return export(model, run.facts.class_names, lambda: run.data, folder, origin=origin, force=force, **options)
+    return export(model, run.facts.class_names, lambda: run.data, folder, origin=origin, force=force,
+                  embedder=run.embedder, **options)
 
 
 def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData], folder: Path, *, origin: dict,
-           temperature: float | None = None, onnx: bool = False, force: bool = False) -> dict:
+           temperature: float | None = None, onnx: bool = False, force: bool = False,
+           embedder: Embedder | None = None) -> dict:
     """Writes an export of the averaged weights of a model in float32; see `Run.export`.
 
     Where `data` raises UserError, nothing is calibrated. `origin` is what export.json says of where the model is from.
@@ -331,7 +345,7 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
     with contextlib.ExitStack() as stack:
         with writing(folder):
             place = stack.enter_context(unfinished(folder))
-        classifier = Classifier.of_model(model, class_names, data)
+        classifier = Classifier.of_model(model, class_names, data, embedder)
         try:
             calibrated = calibrate(classifier, data(), temperature)
         except UserError as error:
@@ -354,7 +368,7 @@ def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, c
     expected = calibration.probabilities(classifier(sample)[0], temperature)
     differences = {}
     with averaged(model):
-        plain = plain_model(model, classifier.image_shape, temperature)
+        plain = plain_model(model, classifier, temperature)
         plain(sample)  # Keras exports what has been called
         forms: dict[str, Callable[[Path], object]] = {
             SAVED_MODEL: partial(write_saved_model, model, classifier, temperature), KERAS: plain.save,

@@ -24,6 +24,7 @@ from libml.results import calibration
 
 if TYPE_CHECKING:
     from libml.data import SSLData
+    from libml.features import Embedder
 
     Tensors = dict[str, tf.Tensor]
 
@@ -46,29 +47,36 @@ class Classifier:
     function: Callable[[tf.Tensor], Tensors]  # from uint8 images [N, H, W, 3] to "logits" and "probabilities" [N, C]
     held_out_scores: Callable[[], np.ndarray]  # `calibration.conformity_scores` of the validation images
     credal: Callable[[tf.Tensor], Tensors] | None = None  # as `SSLModel.credal_sets`; None for methods without any
+    embedder: Embedder | None = None  # makes the model's features of images; None for a model of images
     origin: object = None  # what the functions need and do not hold themselves
 
     @classmethod
-    def of_model(cls, model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData]) -> Classifier:
-        """The averaged weights of a model; `data` returns the images that conformal sets are calibrated with."""
+    def of_model(cls, model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLData],
+                 embedder: Embedder | None = None) -> Classifier:
+        """The averaged weights of a model, behind what makes its features if it has any; `data` returns the images that
+        conformal sets are calibrated with."""
+        def ready(images):
+            x = to_float(images)
+            return embedder(x) if embedder is not None and images.dtype == "uint8" else x
+
         @tf.function(autograph=False)
         def function(images):
-            logits = model.infer(to_float(images))
+            logits = model.infer(ready(images))
             return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
         @tf.function(autograph=False)
         def credal(images):
-            images = to_float(images)
+            images = ready(images)
             return model.credal_sets(images, tf.nn.softmax(model.infer(images)))
 
         def scores() -> np.ndarray:
             images, labels = data().held_out()
             return calibration.conformity_scores(classifier(images)[1], labels)
 
-        height, width, channels = model.image_shape
+        height, width, channels = model.image_shape if embedder is None else embedder.image_shape
         has_sets = type(model).credal_sets is not SSLModel.credal_sets
         classifier = cls(type(model).__name__, list(class_names), (height, width, channels), function, scores,
-                         credal if has_sets else None)
+                         credal if has_sets else None, embedder)
         return classifier
 
     @classmethod
@@ -102,14 +110,16 @@ class Classifier:
 
     def in_batches(self, function: Callable[[tf.Tensor], Tensors], images: np.ndarray, batch: int = 0,
                    ) -> dict[str, np.ndarray]:
-        """Returns what a function makes of uint8 images [N, H, W, 3], in padded batches of one shape."""
-        if images.dtype != np.uint8 or images.shape[1:] != self.image_shape:
+        """Returns what a function makes of uint8 images [N, H, W, 3], or of stored features, in padded batches of one
+        shape."""
+        if images.dtype != np.float16 and (images.dtype != np.uint8 or images.shape[1:] != self.image_shape):
             raise UserError(f"Images are {images.dtype} of shape {list(images.shape)}; expected uint8 of shape "
                             f"{['N', *self.image_shape]}.")
         size, parts = batch or batch_size(len(images)), []
         for start in range(0, max(len(images), 1), size):
             chunk = np.asarray(images[start:start + size])
-            padded = np.concatenate([chunk, np.zeros((size - len(chunk), *self.image_shape), np.uint8)])
+            padding = np.zeros((size - len(chunk), *chunk.shape[1:]), images.dtype)
+            padded = np.concatenate([chunk, padding])
             parts.append({name: value.numpy()[:len(chunk)] for name, value in function(tf.constant(padded)).items()})
         outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "classes"}
         classes, largest = len(self.class_names), np.finfo(np.float32).max

@@ -18,12 +18,13 @@ TOP = {
     "libml.config": "libml.augment.spec libml.data.files libml.data.names libml.networks.applications",
     "libml.run": "libml.config libml.data.files libml.data.names libml.devices.lock",
     "libml.train": "libml.augment libml.data libml.devices libml.learn libml.results libml.config libml.run",
+    "libml.features": "libml.augment libml.data libml.networks libml.devices libml.config",
     "libml.experiment": "libml.augment libml.data libml.networks libml.devices libml.learn libml.results libml.config "
-                        "libml.run libml.train"}
+                        "libml.features libml.run libml.train"}
 # Imports within functions, against the arrows: what they need is slow to start, or imports them in turn.
 LATE = {
-    ("libml.run", "libml.experiment"), ("libml.run", "libml.results"), ("libml.results", "libml.experiment"),
-    ("libml.learn", "libml.devices"), ("libml.learn", "libml.results")}
+    ("libml.run", "libml.experiment"), ("libml.run", "libml.features"), ("libml.run", "libml.results"),
+    ("libml.results", "libml.experiment"), ("libml.learn", "libml.devices"), ("libml.learn", "libml.results")}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:

@@ -105,7 +105,7 @@ def test_presets_of_ready_networks_on_own_images(tmp_path):
     (dict(arch="keras:"), "has no classifier ''; try EfficientNetV2B0"),
     (dict(arch="keras:VGG16,alpha=0.5"), "'alpha=0.5' is no argument of VGG16"),
     (dict(arch="keras:MobileNet,alpha=wide"), "'alpha=wide' is no argument of MobileNet"),
-    (dict(arch="vgg"), "expected resnet, cnn13, shake, mcdropresnet, keras:NAME"),
+    (dict(arch="vgg"), "expected resnet, cnn13, shake, mcdropresnet, linear, mlp, keras:NAME"),
     (dict(arch="keras:VGG16", whiten=True), "brings its own normalisation"),
     (dict(weights="imagenet"), "weights=imagenet: resnet starts from random weights; expected none")])
 def test_bad_networks_are_one_line(program, tmp_path, values, message):

@@ -12,7 +12,7 @@ from cssl.fixmatch import FixMatch
 from cssl.fully_supervised import FullySupervised
 from cssl.remixmatch import ReMixMatch
 from cssl.vat import VAT
-from libml.config import COMMON, RunConfig, describe, option, sets_row_apart
+from libml.config import COMMON, HEADS, RunConfig, describe, option, sets_row_apart
 from libml.data.names import DATASETS, Dataset
 from libml.errors import OptionError, UserError
 
@@ -159,7 +159,7 @@ def test_units_of_the_papers_runs():
 def test_networks_of_the_flag_are_those_there_are():
     from libml import networks
 
-    assert set(COMMON["arch"].metadata["choices"]) == set(networks.ARCHITECTURES)
+    assert set(COMMON["arch"].metadata["choices"]) == {*networks.ARCHITECTURES, *HEADS}
 
 
 def test_every_option_has_a_range_or_says_why_not():

@@ -1,0 +1,57 @@
+"""Whether unlabelled images help: a run beside logistic regression on its labels alone, on the same features."""
+from __future__ import annotations
+
+import numpy as np
+
+from libml.data import SSLData
+from libml.results.calibration import MIN_IMAGES
+
+STRENGTHS = tuple(10.0 ** k for k in range(-5, 2))  # C, of which validation or cross-validation chooses
+FOLDS, DRAWS, LEVEL = 5, 20_000, 0.95
+
+
+def logistic_regression(x: np.ndarray, y: np.ndarray, test: np.ndarray,
+                        held: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Returns the classes that scikit-learn's logistic regression on features x [n, D] gives those of `test`.
+
+    Its strength is what has the highest likelihood on `held` images and labels; where these are few, in
+    cross-validation; where a class has but one label, the middle one.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV, PredefinedSplit, StratifiedKFold
+
+    fewest = int(np.unique(y, return_counts=True)[1].min())
+    model = LogisticRegression(max_iter=1000, C=STRENGTHS[len(STRENGTHS) // 2])
+    if len(held[1]) >= MIN_IMAGES and set(held[1]) <= set(y):
+        part = np.repeat([-1, 0], [len(y), len(held[1])])  # those of -1 are always trained on
+        search = GridSearchCV(model, {"C": STRENGTHS}, scoring="neg_log_loss", cv=PredefinedSplit(part), refit=False)
+        search.fit(np.concatenate([x, held[0]]), np.concatenate([y, held[1]]))
+        model.set_params(C=search.best_params_["C"])
+    elif fewest > 1:
+        folds = StratifiedKFold(min(FOLDS, fewest), shuffle=True, random_state=0)
+        model = GridSearchCV(model, {"C": STRENGTHS}, scoring="neg_log_loss", cv=folds)
+    return model.fit(x, y).predict(test)
+
+
+def paired_interval(better: np.ndarray, worse: np.ndarray) -> tuple[float, float, float]:
+    """Returns the difference in accuracy between two classifiers that are right [N] or not on the same images, in
+    percent, and its interval by the bootstrap over images."""
+    change = better.astype(int) - worse.astype(int)
+    counts = np.bincount(change + 1, minlength=3)  # resampled images are lost, kept and won ones in these proportions
+    drawn = np.random.default_rng(0).multinomial(len(change), counts / len(change), DRAWS)
+    low, high = np.quantile((drawn[:, 2] - drawn[:, 0]) / len(change), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return 100 * float(change.mean()), 100 * float(low), 100 * float(high)
+
+
+def compare(name: str, probabilities: np.ndarray, data: SSLData, features: dict[str, np.ndarray]) -> tuple[dict, str]:
+    """Compares a method's predictions of the test images with logistic regression on the labelled images' `features`
+    (by "labeled", "held" and "test"); returns the numbers, and a line about them."""
+    held = features["held"], data.held_out()[1]
+    guesses = logistic_regression(features["labeled"], data.labeled_classes, features["test"], held)
+    right, baseline = (found == data.test_labels for found in (probabilities.argmax(1), guesses))
+    difference, low, high = paired_interval(right, baseline)
+    ours, theirs = 100 * float(right.mean()), 100 * float(baseline.mean())
+    verdict = ("unlabelled images help" if low > 0 else "unlabelled images do not help: labels alone are better"
+               if high < 0 else "whether unlabelled images help is undecided")
+    return ({"method": ours, "labels_alone": theirs, "difference": difference, "interval": [low, high]},
+            f"{name} {ours:.1f} %, labels alone {theirs:.1f} %: {difference:+.1f} ({low:.1f} to {high:.1f}), {verdict}")
