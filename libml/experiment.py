@@ -409,7 +409,8 @@ def restore(run: Run, config: RunConfig | None = None) -> SSLModel:
     model = build(config.replace(weights="none"), facts, run.network)  # all weights are in the checkpoint
     custom.with_fingerprints(config, model, run.network, None)
     try:
-        tf.train.Checkpoint(**model.checkpoint_items()).read(run.checkpoint).expect_partial().assert_existing_objects_matched()
+        checkpoint = tf.train.Checkpoint(**model.checkpoint_items())
+        checkpoint.read(run.checkpoint).expect_partial().assert_existing_objects_matched()
     except Exception as error:  # TensorFlow's reader raises a different type for every kind of damage
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"Checkpoint {run.checkpoint} cannot be read as {config.method.__name__} on "

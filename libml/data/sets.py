@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"  # what TFDS uses
-SAMPLED = 256  # images of a named array, by which it is known again
+SAMPLED = 256  # images of a named array on the disk, by which it is known again
 EVALUATED = 10_000  # labelled images, at most
 WHITENED, CHUNK = 50_000, 256  # images that whitening looks at, and how many at a time
 VALID_SHARE, VALID_MINIMUM = 0.1, 20  # of a user's labelled images, for validation, where every class has so many
@@ -317,8 +317,9 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     if not isinstance(mirror, bool | np.bool_):
         raise UserError(f"mirror={mirror!r}: expected True or False.")
     digest = hashlib.sha256()
-    for array in (images, labels, test_images, test_labels):  # a named array may be larger than memory: some of it
-        digest.update(np.ascontiguousarray(array[::max(1, len(array) // SAMPLED) if name else 1]).data)
+    for array in (images, labels, test_images, test_labels):
+        part = max(1, len(array) // SAMPLED) if name and isinstance(array, np.memmap) else 1  # larger than memory
+        digest.update(np.ascontiguousarray(array[::part]).data)
     name = name or f"arrays:{digest.hexdigest()[:8]}"
     if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # labelled images first, as validation images need labels;
         first = np.argsort(labels < 0, kind="stable")  # the copy may be large: only where it must be

@@ -1,10 +1,12 @@
 """A user-supplied network or strong augmentation: built, validated, fingerprinted."""
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
 import re
+import textwrap
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -145,13 +147,14 @@ def fingerprint(network: keras.Model) -> str:
 def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None,
                       ) -> RunConfig:
     """Returns the configuration with what identifies the user's network and view; UserError if it has others."""
-    fingerprints, values = {}, config.values()
+    fingerprints, values, body = {}, config.values(), ""
     if network is not None:
         fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(model.made_of['network'])}"
     if strong is not None:
-        fingerprints["own_strong"] = _name_of(strong)
-        if hasattr(strong, "get_config"):
-            fingerprints["own_strong"] += f"-{_short_hash(strong.get_config())}"
+        with suppress(OSError, TypeError, SyntaxError):  # of an object, or typed at a prompt: by what it says of itself
+            body = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(strong))))
+        facts = strong.get_config() if hasattr(strong, "get_config") else body
+        fingerprints["own_strong"] = _name_of(strong) + (f"-{_short_hash(facts)}" if facts else "")
     for name, value in fingerprints.items():
         if values[name] not in ("", value):
             raise UserError(f"This is a run with {name}={values[name]}, but {name}={value} was given: pass the same "

@@ -18,7 +18,7 @@ _CUDA = 500_000_000  # bytes that CUDA and NCCL take of a GPU, beside TensorFlow
 
 
 def images_of_update(config: RunConfig, model: SSLModel | None = None) -> int:
-    """Returns how many views an update passes through the network: at least so many, until there is a model."""
+    """Returns how many views an update passes through the network, or fewer: methods may pass them again."""
     options, labeled, unlabeled = config.options, 1, 1
     if model is not None:
         labeled, unlabeled = 1 + model.strong_labeled_too, sum(model.views_per_image)
