@@ -65,7 +65,9 @@ def presets(arch: str, method: type[SSLModel], given: dict[str, Any]) -> dict[st
 def feature_presets(features: str, method: type[SSLModel], pixels: int) -> dict[str, Any]:
     """Returns the options that suit a head on features of images of so many pixels: see docs/features.md."""
     found = {"arch": "linear", "augment": "d.d.rac", "batch": 64, "ema": 0.99, "train_kimg": 96.0,
-             "mixed_precision": "auto", "baseline": True, "lr": 0.03 if method.cosine_decay else 0.002}
+             "mixed_precision": "auto", "baseline": True}
+    if method.cosine_decay:  # SGD; those with Adam keep their own
+        found |= {"lr": 0.01, "wd": 0.03}
     if is_application(features):  # networks tell little of images that are much smaller than those they were made for
         native = NATIVE_SIZES[parse(features, "features")[0]]
         found |= {"weights": "imagenet", "image_size": min(native, max(96, 3 * pixels))}
