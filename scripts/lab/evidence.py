@@ -47,6 +47,7 @@ ROWS = (
     ("LSMatch", {}), ("UPSMatch", {}), *((name, {}) for name in BEST_LATER), (LABELS_ALONE, {}))
 SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
          "ema": 0.98, "bn_momentum": 0.98}
+FEATURES = {"features": "keras:MobileNetV2"}  # with --weights=FILE after the --, where it cannot be downloaded
 SPREADING = "LabelSpreading (scikit-learn)"
 TAGS = ("accuracy", "ece", "nll")
 START = 1 / 8  # of the length, where "faster at the start" is looked at: the first report from there on,
@@ -89,11 +90,14 @@ PARTS = {
     "digits": Part("methods", _splits("digits.@40-1"), ROWS, {}, last=20),
     "fashion_mnist": Part("evidence", _splits("fashion_mnist.@40-1"), ROWS, SMALL),
     "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
+    "features_40": Part("features", _splits("cifar10.@40-1"), ROWS, FEATURES, last=20),
+    "features_250": Part("features", _splits("cifar10.@250-1"), ROWS, FEATURES, last=20),
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
                   tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
     "methods": Part("methods", _splits("digits.@40-1"), tuple((name, {}) for name in cssl.methods()), {}, last=20),
 }
 CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
+FEATURES_PARTS = ("features_40", "features_250")
 
 
 def curves_table(runs: list[Run]) -> list[list[str]]:
@@ -292,6 +296,17 @@ def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[li
     return lines
 
 
+def regression_table(runs: list[Run]) -> list[list[str]]:
+    """Puts CSSL's last model beside logistic regression on the same features and labels, split by split."""
+    lines = [["split", "CSSL, last model", "logistic regression", "difference (over test images)"]]
+    for run in runs:
+        if run.method == REFERENCE and (found := run.described("stats/baseline.json")):
+            low, high = found["interval"]
+            lines.append([str(run.dataset.seed), f"{found['method']:.2f}", f"{found['labels_alone']:.2f}",
+                          f"{found['difference']:+.2f} ({low:.2f} to {high:.2f})"])
+    return lines
+
+
 def section(title: str, runs: list[Run], *lines: list[list[str]]) -> list[str]:
     facts = [run.described("args/environment.json") for run in runs]
     commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
@@ -308,16 +323,23 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
         texts += section("The original's own curves", done["curves"], curves_table(done["curves"]))
         figures["curves"] = curves_figure(done["curves"])
     grids = {name: tables.summarise(runs, TAGS, last=PARTS[name].last) for name, runs in done.items()
-             if runs and name in CLAIMS_PARTS}
-    claims, compared = claims_table(list(grids.values())), {}
-    if len(claims) > 1:
-        texts += ["### The paper's claims", tables.markdown(claims)]
+             if runs and name in (*CLAIMS_PARTS, *FEATURES_PARTS)}
+    compared: dict = {}
+    for title, names in (("The paper's claims", CLAIMS_PARTS), ("The paper's claims on features", FEATURES_PARTS)):
+        claims = claims_table([grid for name, grid in grids.items() if name in names])
+        if len(claims) > 1:
+            texts += [f"### {title}", tables.markdown(claims)]
     for name, grid in grids.items():
         differences = tables.differences(grid, REFERENCE)
-        compared |= differences
         title = f"{PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels"
+        if name in FEATURES_PARTS:
+            title += f", features of {FEATURES['features']}"
+        else:
+            compared |= differences
         texts += [*section(title, done[name], tables.table_of(grid)), "Differences to CSSL, split by split:",
                   tables.markdown(tables.table_of_differences(differences, REFERENCE))]
+        if name in FEATURES_PARTS:
+            texts += ["Beside logistic regression:", tables.markdown(regression_table(done[name]))]
     if compared:
         figures["forest"] = forest(compared, REFERENCE)
     credal = [run for name, runs in done.items() if name in CLAIMS_PARTS for run in runs
@@ -337,7 +359,8 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
 
 def main() -> int:
     parser = tools.parser(__doc__)
-    parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in ("pilot", "methods")),
+    parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in (
+                        "pilot", "methods", *FEATURES_PARTS)),
                         help=f"of {', '.join(PARTS)}; default: %(default)s")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)

@@ -30,6 +30,8 @@ def _entry(run: Run) -> dict:
              "seconds": round(seconds(run), 1), "step": [report["step"] for report in run.reports],
              "reports": {tag: [_short(value, DIGITS.get(tag, 5)) for value in values]
                          for tag, values in columns.items() if any(value is not None for value in values)}}
+    if baseline := run.described("stats/baseline.json"):
+        entry["baseline"] = baseline
     if columns["credal/truth"][-1] is not None:
         found = run.arrays("pseudo_labels", ("class", "alpha", "labels"))
         entry["pseudo_labels"] = {name: [_short(float(value)) if name == "alpha" else int(value) for value in values]
@@ -69,6 +71,8 @@ def restore(file: Path, root: Path) -> None:
             continue
         write_text(folder.args, json.dumps(entry["config"], indent=1))
         write_text(folder.environment_file, json.dumps(entry["environment"], indent=1))
+        if "baseline" in entry:
+            write_text(folder.stats / "baseline.json", json.dumps(entry["baseline"]))
         reports = []
         for number, step in enumerate(entry["step"]):
             report = {tag: values[number] for tag, values in entry["reports"].items() if values[number] is not None}
