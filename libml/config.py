@@ -93,7 +93,7 @@ class NetworkOptions:
     filters: int = option(32, "filters of the first stage: 32 is WRN-28-2, 128 WRN-28-8", low=1, named=True)
     repeat: int = option(4, "residual blocks per stage", low=1, named=True)
     scales: int = option(0, "stages, each at half the resolution; 0: ceil(log2(width)) - 2", low=0, named=True)
-    head_dropout: float = option(0.6, "part of a feature's dimensions that linear and mlp drop in training", low=0,
+    head_dropout: float = option(0.5, "part of a feature's dimensions that linear and mlp drop in training", low=0,
                                  high=0.95)
     bn_momentum: float = option(0.999, "momentum of batch normalisation's moving statistics", low=0, high=1)
     own_network: str = option("", "name and digest of a network that a program brings along", named=False, flag=False)

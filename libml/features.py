@@ -10,7 +10,7 @@ import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -103,7 +103,7 @@ def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | N
         augmenter = data.augmenter(augment, policies=config.dataset.entry.auto_augment)
         assert isinstance(augmenter, Augmenter)  # of images
         writer.meta |= {"of": of, "embedding": asdict(Embedding(network, embedder.digest(), data.image_shape))}
-        _embed(writer, data, hashes, partial(_passes, embedder, augmenter, strategy), counts, embedder.width,
+        _embed(writer, data, hashes, partial(passes, embedder, augmenter, strategy), counts, embedder.width,
                cache.siblings(folder, of))
 
     with cache.opened(folder, build, resumes=True) as (arrays, meta):
@@ -220,8 +220,8 @@ def _hash(image: np.ndarray) -> int:
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).digest(), "little")
 
 
-def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], passes, counts: tuple[int, int], width: int,
-           siblings: Iterable[Path]) -> None:
+def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], embed_rows: Callable, counts: tuple[int, int],
+           width: int, siblings: Iterable[Path]) -> None:
     """Fills the arrays of a cache, from where a killed process left them, with what `siblings` have first."""
     parts = [("", data.images, hashes[0], counts), ("test_", data.test_images, hashes[1], (0, 0))]
     known: list[tuple[str, np.ndarray, np.ndarray]] = []
@@ -244,7 +244,7 @@ def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], passes
                         stored[row], done[row] = vectors[source], True
         todo, title = np.flatnonzero(~done), f"embedding {'test' if prefix else 'training'} images"
         with _progress(title, len(images), len(todo)) as advance:
-            for rows, vectors in passes(images, keys, todo, kinds):
+            for rows, vectors in embed_rows(images, keys, todo, kinds):
                 if not np.isfinite(vectors).all():
                     raise UserError(f"The features of image {rows[0]} or one near it are NaN, or too large for "
                                     "float16: the network or its weights do not suit these images.")
@@ -253,7 +253,7 @@ def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], passes
                     writer.flush()
 
 
-def _passes(embedder: Embedder, augmenter: Augmenter, strategy: tf.distribute.Strategy | None, images: np.ndarray,
+def passes(embedder: Embedder, augmenter: Augmenter, strategy: tf.distribute.Strategy | None, images: np.ndarray,
             keys: np.ndarray, todo: np.ndarray, counts: tuple[int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields rows and their features [n, views, 1, D]. What is random in a view follows from the image alone."""
     strategy = strategy or tf.distribute.get_strategy()

@@ -67,7 +67,7 @@ def feature_presets(features: str, method: type[SSLModel], pixels: int) -> dict[
     found = {"arch": "linear", "augment": "d.d.rac", "batch": 64, "ema": 0.99, "train_kimg": 96.0,
              "mixed_precision": "auto", "baseline": True}
     if method.cosine_decay:  # SGD; those with Adam keep their own
-        found |= {"lr": 0.01, "wd": 0.03}
+        found |= {"lr": 0.01, "wd": 0.02}
     if is_application(features):  # networks tell little of images that are much smaller than those they were made for
         native = NATIVE_SIZES[parse(features, "features")[0]]
         found |= {"weights": "imagenet", "image_size": min(native, max(96, 3 * pixels))}

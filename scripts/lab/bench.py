@@ -1,6 +1,6 @@
 """Measures speed and memory of this program's parts.
 
-    python scripts/lab/bench.py augment|data|peers|predict|scale|start|methods [--json] [FLAGS]
+    python scripts/lab/bench.py augment|data|embed|peers|predict|scale|start|methods [--json] [FLAGS]
 
 Contenders take turns, and the best of several rounds counts: a busy machine is unfair to all alike. Each benchmark
 prints a table, or with --json a JSON object per row; its --help says what it measures and lists its options.
@@ -36,8 +36,8 @@ import tensorflow as tf
 from PIL import Image
 
 import libml.data
-from libml import experiment, networks
-from libml.augment import OPS, Augmenter, pillow_policy
+from libml import experiment, features, networks
+from libml.augment import OPS, Augmenter, pillow_policy, to_float
 from libml.data import SSLData, sources
 from libml.devices import distribute
 from libml.errors import UserError
@@ -151,6 +151,27 @@ def data(dataset: str = "cifar10.3@40-1", batch: int = 64, uratio: int = URATIO,
     best = take_turns(rounds, step=timed(lambda: [next(batches) for _ in range(steps)], steps))
     yield {"dataset": dataset, "batch": batch, "uratio": uratio,
            "images_per_s": round(batch * (1 + uratio) / best["step"]), "first_batch_s": round(first, 3)}
+
+
+def embed(network: str = "keras:MobileNetV2", size: int = 96, rounds: int = 5, batches: str = "16,32,64,128,256",
+          precision: str = "off") -> Results:
+    """Passes per second of --features, views and all, against the network's forward pass alone at the best of some
+    batches; random weights."""
+    config = RunConfig.of(CSSL, dataset="digits.1@40-1", features=network, weights="none", image_size=size,
+                          mixed_precision=precision)
+    dataset, counts = noise(size, 256), config.feature_views
+    embedder = features.Embedder.of(config, dataset.image_shape)
+    augmenter = dataset.augmenter(config.augmentation.augment)
+    rows = np.tile(np.arange(len(dataset.images)), 1000)  # more than are asked for
+    made = features.passes(embedder, augmenter, None, dataset.images, rows.astype(np.uint64), rows, counts)
+    forward = tf.function(embedder, autograph=False)
+    floats = {batch: to_float(tf.constant(np.resize(dataset.images, (batch, size, size, 3))))
+              for batch in map(int, batches.split(","))}
+    best = take_turns(rounds, embed=timed(lambda: next(made), features.PASSES // (1 + sum(counts)) * (1 + sum(counts))),
+                      **{str(batch): timed(lambda x=x: forward(x).numpy(), batch) for batch, x in floats.items()})
+    ours, batch = best.pop("embed"), min(best, key=best.__getitem__)
+    yield {"network": network, "size": size, "precision": precision, "passes_per_s": 1 / ours,
+           "bare_passes_per_s": 1 / best[batch], "at_batch": batch, "ratio": best[batch] / ours}
 
 
 def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) -> Results:
@@ -332,7 +353,7 @@ def _passes(model, batch) -> float:
 def main() -> None:  # what benchmarks take on the command line are their arguments
     parser = tools.parser(__doc__)
     commands = parser.add_subparsers(required=True, dest="benchmark", metavar="BENCHMARK")
-    for function in (augment, data, peers, predict, scale, start, methods):
+    for function in (augment, data, embed, peers, predict, scale, start, methods):
         command = commands.add_parser(function.__name__, description=inspect.getdoc(function),
                                       formatter_class=RawDescriptionHelpFormatter)
         command.add_argument("--json", action="store_true")

@@ -85,14 +85,14 @@ def test_views_are_the_augmenters_own_and_follow_from_the_image_alone(place):
 
 def counted(monkeypatch) -> list[int]:
     """The images that are embedded from here on, batch by batch."""
-    batches, passes = [], features._passes
+    batches, passes = [], features.passes
 
     def count(*arguments):
         for rows, vectors in passes(*arguments):
             yield rows, vectors
             batches.append(len(rows))
 
-    monkeypatch.setattr(features, "_passes", count)
+    monkeypatch.setattr(features, "passes", count)
     return batches
 
 
@@ -104,7 +104,7 @@ def test_a_killed_embedding_goes_on_where_it_was(place, tmp_path, monkeypatch):
         pass
 
     batches = counted(monkeypatch)
-    passes = features._passes
+    passes = features.passes
 
     def dies(*arguments):
         for number, made in enumerate(passes(*arguments)):
@@ -113,7 +113,7 @@ def test_a_killed_embedding_goes_on_where_it_was(place, tmp_path, monkeypatch):
             yield made
 
     with monkeypatch.context() as context:
-        context.setattr(features, "_passes", dies)
+        context.setattr(features, "passes", dies)
         with pytest.raises(Killed):
             features.embed(config, images)
     before = sum(batches)
