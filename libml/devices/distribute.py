@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from libml.config import ScaleOptions
-from libml.devices.machine import fast_at_bfloat16
+from libml.devices import machine
 from libml.devices.slurm import gpus_of_task, slurm_cluster
 from libml.errors import UserError
 
@@ -97,7 +97,7 @@ def policy(options: ScaleOptions) -> str:
     if precision == "auto":
         details = map(tf.config.experimental.get_device_details, gpus)
         fast = (all(found.get("compute_capability", (0, 0)) >= AMPERE for found in details) if gpus
-                else fast_at_bfloat16())
+                else machine.fast_at_bfloat16())
         precision = "bfloat16" if fast else "off"
     return POLICIES[precision]
 

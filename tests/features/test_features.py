@@ -266,6 +266,12 @@ def test_a_run_is_continued_predicts_images_and_is_exported(place, tmp_path, pro
     assert run.predict(tmp_path / "00.png").sets(0.5)
 
 
+def test_a_run_on_two_devices(place, tmp_path, program):
+    flags = [f"--{name}={value}" for name, value in {**TINY, "data_dir": place, "train_dir": tmp_path}.items()]
+    done = program(CSSL, *flags, "--num_devices=2", "--nobaseline")
+    assert "devices: 2 in 1 process" in done.stdout and "Finished after 6 updates" in done.stdout
+
+
 def test_other_weights_are_not_taken_for_those_of_a_run(tmp_path):
     import shutil
 

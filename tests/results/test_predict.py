@@ -18,10 +18,11 @@ from conftest import ENVIRONMENT, ROOT
 from PIL import Image
 
 import cssl
-from cssl import CSSL, FixMatch, RunConfig, from_arrays, train
+from cssl import C2S2L, CSSL, FixMatch, RunConfig, from_arrays, train
 from cssl.tools import export as export_tool
 from cssl.tools import predict as tool
 from libml import experiment
+from libml.augment import to_float
 from libml.data import DataFacts, sources
 from libml.errors import UserError, printable
 from libml.results import calibration
@@ -130,6 +131,25 @@ def test_credal_sets_are_those_of_training(shipped, predictions, program):
     assert first["credal_set"].startswith(f"p({first['credal_class']}) >= ")
     for row, size in zip(found, alpha, strict=True):  # four decimals, rounded so that the bound holds
         assert 0 <= 1 - size - float(row["credal_set"].split(" >= ")[1]) < 1e-4 + 1e-6
+
+
+def test_sets_of_possibilities_are_c2s2l_s_own(tmp_path, program):
+    """As its model makes them, classes that are impossible left out; an upper bound, so rounded upwards."""
+    run = train(RunConfig.of(C2S2L, dataset="digits.1@40-1", batch=4, uratio=1, filters=4, repeat=1, scales=1,
+                             refresh=2, train_steps=6, train_dir=str(tmp_path / "runs")))
+    files = []
+    for number, image in enumerate(sources.digits().test_images[:5]):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        files.append(tmp_path / f"{number}.png")
+    found = rows(program(tool.main, tmp_path / "runs", *files, "--credal").stdout)
+    images = tf.constant(run.data.test_images[:5])
+    sets = run.model.credal_sets(to_float(images), tf.nn.softmax(run.model.predict(images)))
+    possibility = sets["possibility"].numpy()
+    for row, pi in zip(found, possibility, strict=True):
+        shown = dict(member.removeprefix("pi(").split(") = ") for member in row["credal_set"].split(", "))
+        assert shown.keys() == {str(c) for c in np.flatnonzero(pi)} and row["credal_class"] == str(pi.argmax())
+        assert all(0 <= float(value) - pi[int(c)] < 1e-4 + 1e-6 for c, value in shown.items())
+        assert list(shown) == [str(c) for c in np.argsort(-pi, kind="stable") if pi[c]]
 
 
 def test_methods_without_credal_sets_say_so(tmp_path, program):
