@@ -278,7 +278,7 @@ def check_target(folder: Path, force: bool) -> None:
 
 
 def write_tflite(plain: keras.Model, file: Path) -> None:
-    """Converts to TFLite, in float32."""
+    """Converts to TFLite, in float32; what Keras exports may need operations that its interpreter lacks."""
     with contextlib.redirect_stdout(io.StringIO()):  # Keras prints a page about what it does on the way
         file.write_bytes(tf.lite.TFLiteConverter.from_keras_model(plain).convert())
 

@@ -2,12 +2,13 @@
 import dataclasses
 import itertools
 import json
+import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import strategy_of
+from helpers import Program, strategy_of
 
 import cssl
 from cssl import CSSL, FixMatch, RunConfig, methods
@@ -123,6 +124,28 @@ def test_a_killed_embedding_goes_on_where_it_was(place, tmp_path, monkeypatch):
     batches.clear()
     features.embed(config, images)
     assert not batches and not list(tmp_path.rglob("*begun*"))
+
+
+@pytest.mark.slow
+def test_a_program_that_is_killed_goes_on(tmp_path):
+    """SIGKILL while images are embedded: what was done stays done, and the features are those of no kill."""
+    def start(folder):
+        return Program(["-m", "cssl.cssl", "--dataset=digits.1@40-1", "--features=pixels", "--feature_views=9,30",
+                        "--batch=8", "--train_steps=1", f"--data_dir={folder}", f"--train_dir={folder}/runs"], tmp_path)
+
+    killed = start(tmp_path / "a")
+    while not (found := list((tmp_path / "a").rglob(".*-begun/*/done.npy"))) or not np.load(found[0]).any():
+        assert killed.poll() is None, killed.error
+        time.sleep(0.01)
+    killed.kill()
+    before = np.load(found[0])
+    assert 0 < before.sum() < len(before)
+    again, whole = start(tmp_path / "a"), start(tmp_path / "b")
+    assert again.wait() == whole.wait() == 0, again.error + whole.error
+    assert f"embedding training images: {len(before)} of {len(before)}" in again.output
+    first, second = (np.load(next((tmp_path / name).rglob("images.npy"))) for name in "ab")
+    np.testing.assert_allclose(first.astype(np.float32), second, atol=2e-3)  # batches of other images
+    assert not list(tmp_path.rglob("*begun*"))
 
 
 def test_new_images_are_embedded_alone(tmp_path, monkeypatch):
