@@ -470,7 +470,7 @@ class RunConfig:
         if name.path:
             dataset = f"{dataset.split(':')[0]}-{_short(files.expand('dataset', name.path))}"
         labels, valid = ("all" if name.labels is None else name.labels), "auto" if name.is_whole else name.valid
-        strong = f"Augment_{augmentation.own_strong or spec.strong}"
+        strong = f"Augment_{augmentation.own_strong.partition('~')[0] or spec.strong}"
         if spec.uses_ctaugment and not augmentation.own_strong:
             strong = f"CTAugment_depth{augmentation.adepth}_th{augmentation.ath:.2f}_decay{augmentation.adecay:.3f}"
         values, unnamed, network = self.values(), set[str](), []

@@ -193,8 +193,8 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
     if unused:
         raise OptionError(f"{unused[0]}=True: a network of your own does what you build into it; leave it out.")
     if config.augmentation.own_strong and strong is None:
-        raise UserError(f"This run has a strong augmentation of its own, {config.augmentation.own_strong}: give it, as "
-                        "strong=….")
+        name = config.augmentation.own_strong.partition("~")[0]
+        raise UserError(f"This run has a strong augmentation of its own, {name}: give it, as strong=….")
 
 
 def _check_callback(hook: keras.callbacks.Callback) -> None:

@@ -147,14 +147,16 @@ def fingerprint(network: keras.Model) -> str:
 def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None,
                       ) -> RunConfig:
     """Returns the configuration with what identifies the user's network and view; UserError if it has others."""
-    fingerprints, values, body = {}, config.values(), ""
+    fingerprints, values = {}, config.values()
     if network is not None:
         fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(model.made_of['network'])}"
     if strong is not None:
-        with suppress(OSError, TypeError, SyntaxError):  # of an object, or typed at a prompt: by what it says of itself
+        fingerprints["own_strong"] = _name_of(strong)
+        if hasattr(strong, "get_config"):
+            fingerprints["own_strong"] += f"-{_short_hash(strong.get_config())}"
+        with suppress(OSError, TypeError, SyntaxError):  # an object, or a function that was typed at a prompt
             body = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(strong))))
-        facts = strong.get_config() if hasattr(strong, "get_config") else body
-        fingerprints["own_strong"] = _name_of(strong) + (f"-{_short_hash(facts)}" if facts else "")
+            fingerprints["own_strong"] += f"~{_short_hash(body)}"
     for name, value in fingerprints.items():
         if values[name] not in ("", value):
             raise UserError(f"This is a run with {name}={values[name]}, but {name}={value} was given: pass the same "

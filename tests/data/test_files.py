@@ -478,7 +478,7 @@ def test_print_colours(tmp_path):
 def test_presets_by_size_and_number(pixels, count, side, batch, kimg):
     found = files.Listing("x", {"train": [("a", "x")] * (count // 2), "unlabeled": [("", "x")] * (count // 2)}, ["a"])
     found.__dict__["pixels"] = pixels
-    assert files.presets(found) == {"image_size": side, "batch": batch, "train_kimg": kimg}
+    assert files.presets(found) == {"image_size": side, "mixed_precision": "auto", "batch": batch, "train_kimg": kimg}
     assert 300 * count / 7168 / 1.5 <= kimg or kimg == 65536  # at least 200 epochs
     assert files.presets(found, 224)["batch"] == 8
 
@@ -488,7 +488,8 @@ def test_few_images_get_a_small_network_and_a_short_run(pixels, side, batch):
     found = files.Listing("x", {"train": [("a", "x")] * 100, "unlabeled": [("", "x")] * 4899}, ["a"])
     found.__dict__["pixels"] = pixels
     assert files.presets(found) == {"image_size": side, "batch": batch, "train_kimg": 2048 * batch / 1024,
-                                    "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
+                                    "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99,
+                                    "mixed_precision": "auto"}
 
 
 def test_presets_enter_where_the_name_says_nothing_else(folder, tmp_path):
@@ -496,7 +497,7 @@ def test_presets_enter_where_the_name_says_nothing_else(folder, tmp_path):
     values = config.values()
     assert {name: values[name] for name in config.presets if name != "warmup_kimg"} == {
         "image_size": 32, "batch": 32, "train_kimg": 64.0, "report_kimg": 1.0, "save_kimg": 1.0, "keep_ckpt": 5,
-        "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99}
+        "filters": 16, "repeat": 1, "ema": 0.99, "bn_momentum": 0.99, "mixed_precision": "auto"}
     given = RunConfig.of(CSSL, dataset=f"folder:{folder}", image_size=48, train_steps=640)
     assert given.options.batch == 16 and given.network.scales == 4
     assert (given.training.train_kimg, given.training.report_kimg) == (10.0, 10 / 64)

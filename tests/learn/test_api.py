@@ -628,6 +628,13 @@ def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch
         with pytest.raises(UserError, match=r"holds a run with own_network=tiny_net-\w{8}, this command says "
                                             r"own_network=tiny_net-\w{8}\. Use the same value"):
             start("broken", network)
+
+    def edited(images, seed):
+        return turned(images, seed + 1)
+
+    edited.__name__ = "turned"
+    with pytest.raises(UserError, match=r"own_strong=turned~\w{8}, this command says own_strong=turned~\w{8}\. Use"):
+        start("broken", strong=edited)
     hooks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
              keras.callbacks.TensorBoard(str(tmp_path / "logs"), write_steps_per_second=True),
              keras.callbacks.LambdaCallback(on_train_batch_end=print)]
@@ -774,7 +781,8 @@ def commands_of(script: str) -> Iterator[list[str]]:
     """What bash would give to Python, command by command: later ones may name what earlier ones wrote."""
     lines = script.splitlines()
     for number, line in enumerate(lines):
-        quiet = "\n".join(["python() { :; }", *lines[:number], 'python() { printf "%s\\n" "$@"; }', line])
+        quiet = "\n".join(["python() { :; }", 'cssl-table() { python -m cssl.tools.table "$@"; }', *lines[:number],
+                           'python() { printf "%s\\n" "$@"; }', line])
         words = subprocess.run(["bash", "-euc", quiet], capture_output=True, text=True, check=True).stdout.splitlines()
         if words:
             yield words
