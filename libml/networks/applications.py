@@ -71,7 +71,9 @@ def feature_presets(features: str, method: type[SSLModel], pixels: int) -> dict[
     if is_application(features):  # networks tell little of images that are much smaller than those they were made for
         native = NATIVE_SIZES[parse(features, "features")[0]]
         found |= {"weights": "imagenet", "image_size": min(native, max(96, 3 * pixels))}
-    elif features != "pixels":
+    elif features == "pixels":  # a shifted image is another one to them: views differ by dropped dimensions alone
+        found |= {"augment": "x.x.x", "feature_views": "0,1"}
+    else:
         found["augment"] = "d.d.x"  # its views are there, or noise
     return found
 

@@ -19,7 +19,8 @@ from libml.data import cache, from_arrays, sources
 from libml.errors import UserError
 from libml.experiment import build, facts_of, load
 
-TINY = dict(dataset="digits.1@40-60", features="pixels", train_steps=6, report_kimg=0.2, batch=32)
+TINY = dict(dataset="digits.1@40-60", features="pixels", augment="d.d.rac", feature_views="2,4", train_steps=6,
+            report_kimg=0.2, batch=32)
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +131,9 @@ def test_a_killed_embedding_goes_on_where_it_was(place, tmp_path, monkeypatch):
 def test_a_program_that_is_killed_goes_on(tmp_path):
     """SIGKILL while images are embedded: what was done stays done, and the features are those of no kill."""
     def start(folder):
-        return Program(["-m", "cssl.cssl", "--dataset=digits.1@40-1", "--features=pixels", "--feature_views=2,6",
-                        "--batch=8", "--train_steps=1", f"--data_dir={folder}", f"--train_dir={folder}/runs"], tmp_path)
+        return Program(["-m", "cssl.cssl", "--dataset=digits.1@40-1", "--features=pixels", "--augment=d.d.rac",
+                        "--feature_views=2,6", "--batch=8", "--train_steps=1", f"--data_dir={folder}",
+                        f"--train_dir={folder}/runs"], tmp_path)
 
     killed = start(tmp_path / "a")
     while not (found := list((tmp_path / "a").rglob(".*-begun/*/done.npy"))) or not np.load(found[0]).any():
