@@ -3,6 +3,7 @@ import dataclasses
 import itertools
 import json
 import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -174,6 +175,14 @@ def test_a_cache_that_was_cut_short_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(UserError, match="images.npy has changed since it was written.*Delete that folder"):
         features.embed(config_of(tmp_path), some_images(20))
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, monkeypatch, capsys):
+    batches = counted(monkeypatch)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match="No space left on device.*make room"):
+        features.embed(config_of(tmp_path), some_images(20))
+    assert not batches and "256 numbers of each view, 0 MB" in capsys.readouterr().out
 
 
 def test_two_processes_do_not_make_the_same(tmp_path):
