@@ -272,6 +272,7 @@ def test_heads_drop_dimensions_in_training_alone(arch):
     assert (first != other).any() and (first != plain(x).numpy()).any()
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_predicts_images_and_is_exported(place, tmp_path, program):
     """From the command line; files get what their features get, as the network behind the features makes them."""
     from PIL import Image
@@ -307,6 +308,7 @@ def test_a_run_on_two_devices(place, tmp_path, program):
     assert "devices: 2 in 1 process" in done.stdout and "Finished after 6 updates" in done.stdout
 
 
+@pytest.mark.slow
 def test_other_weights_are_not_taken_for_those_of_a_run(tmp_path):
     import shutil
 
