@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from libml.networks.custom import Builder
 
 PAPER_KIMG = 65536
-# Compiled views on a CPU: seconds to compile them, and what that spares an update, altogether and for each pixel.
-COMPILING, SPARED, SPARED_BY_PIXEL = 5.0, 0.002, 6e-8
+SPARED = 0.002  # seconds of an update on a CPU by compiled views, besides those for each pixel
 
 
 def load(config: RunConfig, data: SSLData | None = None, strategy: tf.distribute.Strategy | None = None) -> SSLData:
@@ -74,7 +73,7 @@ def compiles_views(config: RunConfig, image_shape: Sequence[int], strong: int) -
     if config.scale.views != "auto" or tf.config.list_physical_devices("GPU"):
         return config.scale.views != "kernels"
     pixels = config.options.batch * (1 + config.options.uratio * strong) * image_shape[0] * image_shape[1]
-    return config.updates * (SPARED + SPARED_BY_PIXEL * pixels) >= COMPILING
+    return config.updates * (SPARED + features.SPARED_BY_PIXEL * pixels) >= features.COMPILING
 
 
 def build(config: RunConfig, data: SSLData | DataFacts, network: Builder | None = None,

@@ -33,6 +33,7 @@ from libml.networks.layers import dtype_policy
 
 PASSES = 128  # views that go through the network at a time, about
 FLUSH_SECONDS, TOLD_SECONDS = 2.0, 30.0  # between what is kept for a continuation, and between lines of progress
+COMPILING, SPARED_BY_PIXEL = 5.0, 6e-8  # seconds to compile views on a CPU, and what that spares for each pixel
 CACHE_NAME = "cssl_features-1"  # the number changes when the stored numbers change their meaning
 ARRAYS = "features, test_features, labels, test_labels, class_names"
 
@@ -102,6 +103,8 @@ def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | N
         embedder = Embedder.of(config, data.image_shape)
         augmenter = data.augmenter(augment, policies=config.dataset.entry.auto_augment)
         assert isinstance(augmenter, Augmenter)  # of images
+        pixels = len(data.images) * counts[1] * data.image_shape[0] * data.image_shape[1]
+        augmenter.jit_compile |= pixels * SPARED_BY_PIXEL > COMPILING
         writer.meta |= {"of": of, "embedding": asdict(Embedding(network, embedder.digest(), data.image_shape))}
         _embed(writer, data, hashes, partial(passes, embedder, augmenter, strategy), counts, embedder.width,
                cache.siblings(folder, of))

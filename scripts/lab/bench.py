@@ -156,12 +156,12 @@ def data(dataset: str = "cifar10.3@40-1", batch: int = 64, uratio: int = URATIO,
 def embed(network: str = "keras:MobileNetV2", size: int = 96, rounds: int = 5, batches: str = "16,32,64,128,256",
           precision: str = "off") -> Results:
     """Passes per second of --features, views and all, against the network's forward pass alone at the best of some
-    batches; random weights."""
+    batches; random weights, compiled views."""
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", features=network, weights="none", image_size=size,
                           mixed_precision=precision)
     dataset, counts = noise(size, 256), config.feature_views
     embedder = features.Embedder.of(config, dataset.image_shape)
-    augmenter = dataset.augmenter(config.augmentation.augment)
+    augmenter = dataset.augmenter(config.augmentation.augment, jit_compile=True)  # as for many images
     rows = np.tile(np.arange(len(dataset.images)), 1000)  # more than are asked for
     made = features.passes(embedder, augmenter, None, dataset.images, rows.astype(np.uint64), rows, counts)
     forward = tf.function(embedder, autograph=False)
