@@ -33,7 +33,6 @@ from libml.learn.model import SSLModel
 from libml.networks import custom, memory
 from libml.networks.applications import is_application
 from libml.networks.layers import dtype_policy
-from libml.results import baseline
 from libml.results.evaluate import Evaluator, evaluate_all
 from libml.results.metrics import METRICS, per_class_accuracy
 from libml.run import Run, abridged, identity
@@ -378,6 +377,8 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
                 f"{len(trainer.data.test_labels)} test images): accuracy {medians['accuracy']['last20']:.2f} %, ECE "
                 f"{medians['ece']['last20']:.4f}")
     if run.config.training.baseline and trainer.updates >= trainer.total_updates:
+        from libml.results import baseline  # slow to import
+
         found = run.arrays("predictions", ("probabilities",))["probabilities"]
         numbers, line = baseline.compare(run.method, found, trainer.data, features.plain_vectors(trainer.data))
         write_text(run.stats / "baseline.json", json.dumps(numbers, indent=1) + "\n")

@@ -95,7 +95,7 @@ def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | N
           distribute.policy(config.scale), list(counts), augment, data.mirror, list(data.image_shape)]
     hashes = [np.array([_hash(image) for image in images], np.uint64) for images in (data.images, data.test_images)]
     digest = hashlib.sha256(json.dumps(of).encode() + b"".join(part.tobytes() for part in hashes)).hexdigest()[:16]
-    title = data.name.rpartition("/")[2].rpartition(".")[0][:40] or "images"
+    title = data.name.rpartition("/")[2].partition(".")[0][:40]
     folder = files.expand("data_dir", config.data.data_dir or DEFAULT_DATA_DIR) / "features"
     folder /= f"{CACHE_NAME}-{title.replace(':', '-')}-{digest}"
 
