@@ -92,12 +92,13 @@ PARTS = {
     "cifar10": Part("evidence", _splits("cifar10.@250-1"), ROWS, SMALL),
     "features_40": Part("features", _splits("cifar10.@40-1"), ROWS, FEATURES, last=20),
     "features_250": Part("features", _splits("cifar10.@250-1"), ROWS, FEATURES, last=20),
+    "features_fashion_mnist": Part("features", _splits("fashion_mnist.@40-1"), ROWS, FEATURES, last=20),
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
                   tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
     "methods": Part("methods", _splits("digits.@40-1"), tuple((name, {}) for name in cssl.methods()), {}, last=20),
 }
 CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
-FEATURES_PARTS = ("features_40", "features_250")
+FEATURES_PARTS = ("features_40", "features_250", "features_fashion_mnist")
 
 
 def curves_table(runs: list[Run]) -> list[list[str]]:
@@ -159,7 +160,7 @@ def claims_table(grids: list[tables.Grid]) -> list[list[str]]:
                 if math.isnan(better.mean):
                     continue
                 digits = 3 if tag == "ece" else 2
-                lines.append([claim, grid.columns[0].dataset, row, f"{better.mean:+.{digits}f}",
+                lines.append([claim, grid.columns[0].place, row, f"{better.mean:+.{digits}f}",
                               better.interval(digits),
                               f"{sum(value > 0 for value in better.differences)} of {len(better.differences)}",
                               better.verdict])

@@ -133,8 +133,8 @@ def test_coverage_of_credal_sets():
 def test_claims(compared):
     grid = tables.summarise(find_runs([compared]), evidence.TAGS, last=1)
     _, few, calibrated = evidence.claims_table([grid])  # reports at 1, 2, 3 and 4 of 4 kimg: none at an eighth
-    assert few[1:] == ["cifar10", "FixMatch", "+3.00", "+0.52 to +5.48", "3 of 3", "yes"]
-    assert calibrated[1:] == ["cifar10", "FixMatch", "-0.020", "-0.045 to +0.005", "0 of 3",
+    assert few[1:] == ["cifar10, 40 labels", "FixMatch", "+3.00", "+0.52 to +5.48", "3 of 3", "yes"]
+    assert calibrated[1:] == ["cifar10, 40 labels", "FixMatch", "-0.020", "-0.045 to +0.005", "0 of 3",
                               "undecided"]
 
 
@@ -143,8 +143,8 @@ def test_claims_at_the_start(tmp_path):
         for method, start in (("CSSL", 30.0 + seed), ("FixMatch", 25.0)):
             write_run(tmp_path, [start, *[50] * 7], method=method, dataset=f"cifar10.{seed}@40-1", train_kimg=8)
     claims = evidence.claims_table([tables.summarise(find_runs([tmp_path]), evidence.TAGS, last=1)])
-    assert claims[-1] == ["faster at the start (accuracy at 0.125 of the length)", "cifar10", "FixMatch", "+6.50",
-                          "+0.15 to +12.85", "2 of 2", "yes"]
+    assert claims[-1] == ["faster at the start (accuracy at 0.125 of the length)", "cifar10, 40 labels", "FixMatch",
+                          "+6.50", "+0.15 to +12.85", "2 of 2", "yes"]
 
 
 def test_claims_are_listed_one_after_the_other_over_all_datasets(compared):
