@@ -16,7 +16,7 @@ import cssl
 from cssl.program import exit_on_user_error
 from libml.config import RunConfig, TrainOptions, describe
 from libml.data.names import DATASETS
-from libml.errors import UserError
+from libml.errors import OptionError, UserError
 
 if TYPE_CHECKING:
     from libml.learn.model import SSLModel
@@ -137,6 +137,8 @@ def run(method: type[SSLModel], argv: list[str], network: Callable | None = None
         print(help_text(method))
         return 0
     config = configuration(method, argv)
+    if "eval_ckpt" in config.given and not config.data.eval_ckpt:
+        raise OptionError("eval_ckpt is empty: name a run or a checkpoint, or leave it out to train.")
     start_tensorflow(config.trusts_onednn)
     if config.data.eval_ckpt:
         return evaluate(config, network)

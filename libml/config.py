@@ -224,7 +224,7 @@ def _all_checked(method: type[SSLModel], fields: dict[str, dataclasses.Field], v
 
 def parse_views(text: str) -> tuple[int, int]:
     """Returns the numbers of weak and strong views that feature_views says."""
-    match = re.fullmatch(r"(\d{1,2}),(\d{1,2})", text)
+    match = re.fullmatch(r"([0-9]{1,2}),([0-9]{1,2})", str(text))
     if not match:
         raise OptionError(f"feature_views={text}: expected the numbers of weak and strong views, such as 2,4.")
     return int(match[1]), int(match[2])
@@ -435,7 +435,10 @@ class RunConfig:
         if not name.is_whole:
             given["train_kimg"] = self.training.train_kimg
         if data.copies is not None:
-            given.setdefault("features", OWN)
+            source = data.embedding.network if data.embedding else OWN
+            if given.setdefault("features", source) != source and not given["features"].endswith(".npz"):
+                raise UserError(f"features={given['features']}: the data bring features of their own ({source}). Leave "
+                                "it out.")
         elif name.path or name.is_arrays and not any(
                 map(applications.is_application, (self.network.arch, self.data.features))):
             given["image_size"] = data.image_shape[1]

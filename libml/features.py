@@ -24,7 +24,7 @@ from tqdm import tqdm
 from libml import networks
 from libml.augment import to_float
 from libml.augment.augmenter import Augmenter
-from libml.config import RunConfig, parse_views
+from libml.config import OWN, RunConfig, parse_views
 from libml.data import DataFacts, SSLData, cache, files, from_arrays
 from libml.data.sets import DEFAULT_DATA_DIR, Embedding
 from libml.devices import distribute
@@ -32,8 +32,9 @@ from libml.errors import UserError
 from libml.networks.layers import dtype_policy
 
 PASSES = 128  # views that go through the network at a time, about
-FLUSH_SECONDS, TOLD_SECONDS = 2.0, 30.0  # between what is kept for a continuation, and between lines of progress
+FLUSH_SECONDS, TOLD_SECONDS = 0.5, 30.0  # between what is kept for a continuation, and between lines of progress
 COMPILING, SPARED_BY_PIXEL = 5.0, 6e-8  # seconds to compile views on a CPU, and what that spares for each pixel
+CHECKED = 1024  # stored images that are looked at at a time
 CACHE_NAME = "cssl_features-1"  # the number changes when the stored numbers change their meaning
 ARRAYS = "features, test_features, labels, test_labels, class_names"
 
@@ -85,6 +86,9 @@ def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | N
     """Returns the data with features in place of images, as `--features` says; the first call makes and keeps them."""
     if not config.data.features or data.copies is not None:
         return data
+    if config.data.features == OWN:
+        raise UserError(f"features={OWN} is of data that bring features along, as cssl.from_features makes them; for "
+                        "images expected keras:NAME, pixels or FILE.npz.")
     if config.data.features.endswith(".npz"):
         return _with_features(data, read_file(config.data.features), config.data.feature_views)
     counts, augment = config.feature_views, config.augmentation.augment
@@ -139,7 +143,7 @@ def read_file(path: str) -> dict[str, np.ndarray]:
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (*cache.DAMAGED, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{file} cannot be read as embeddings ({error}). Expected what "
                         f"numpy.savez(file, {ARRAYS}) writes.") from error
     if missing := {"features", "test_features"} - arrays.keys():
@@ -150,11 +154,16 @@ def read_file(path: str) -> dict[str, np.ndarray]:
 
 def load_file(config: RunConfig) -> SSLData:
     """Returns the data of a file of embeddings that has labels, too."""
+    if not config.data.features.endswith(".npz"):
+        raise UserError(f"--dataset={config.data.dataset} --features={config.data.features}: arrays come with a file "
+                        "of embeddings, --features=FILE.npz, or from a program.")
     arrays, name = read_file(config.data.features), config.dataset
     if missing := {"labels", "test_labels"} - arrays.keys():
         raise UserError(f"{config.data.features} has no array {' or '.join(sorted(missing))}: put the class of each "
                         "embedding there (-1: not known), or name the images with --dataset.")
     names = arrays["class_names"].tolist() if "class_names" in arrays else None
+    if names and not all(isinstance(name, str) for name in names):
+        raise UserError(f"class_names in {config.data.features} are {arrays['class_names'].dtype}; expected text.")
     return from_features(arrays["features"], arrays["labels"], arrays["test_features"], arrays["test_labels"],
                          seed=name.seed, num_labels=name.labels, valid=name.valid or 0, class_names=names,
                          name=name.dataset, feature_views=config.data.feature_views)
@@ -168,13 +177,16 @@ def from_features(features: np.ndarray, labels: np.ndarray, test_features: np.nd
     `feature_views` says how many of the others are weak and strong ones, such as "2,4". Without any, views are the
     embeddings with noise: `libml.augment.copies` says how strong.
     """
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(x).tobytes() for x in (features, test_features))).hexdigest()
-    last = np.argsort(np.asarray(labels) < 0, kind="stable")  # labelled ones first, as from_arrays wants them
-    blank = np.zeros((1, 1, 1, 3), np.uint8)
-    shapes = [(len(x), 1, 1, 3) for x in (features, test_features)]
-    data = from_arrays(np.broadcast_to(blank, shapes[0]), np.asarray(labels)[last], np.broadcast_to(blank, shapes[1]),
-                       test_labels, name=name or f"arrays:{digest[:8]}", mirror=False, **settings)
-    return _with_features(data, {"features": np.asarray(features)[last], "test_features": test_features}, feature_views)
+    vectors, test = _vectors(features, "features"), _vectors(test_features, "test_features")
+    classes = np.asarray(labels)
+    if classes.shape != vectors.shape[:1] or not np.issubdtype(classes.dtype, np.integer):
+        raise UserError(f"labels are {classes.dtype} of shape {list(classes.shape)}; expected one whole number for "
+                        f"each of the {len(vectors)} embeddings: 0, 1, ... (-1: none).")
+    name = name or f"arrays:{hashlib.sha256(vectors.tobytes() + test.tobytes()).hexdigest()[:8]}"
+    last = np.argsort(classes < 0, kind="stable")  # labelled ones first, as from_arrays wants them
+    blanks = [np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (len(x), 1, 1, 3)) for x in (vectors, test)]
+    data = from_arrays(blanks[0], classes[last], blanks[1], test_labels, name=name, **settings)
+    return _with_features(data, {"features": vectors[last, :, 0], "test_features": test[:, :, 0]}, feature_views)
 
 
 def _with_features(data: SSLData, arrays: dict[str, np.ndarray], feature_views: str) -> SSLData:
@@ -193,7 +205,8 @@ def _with_features(data: SSLData, arrays: dict[str, np.ndarray], feature_views: 
             raise UserError(f"The {name} beside the embeddings are others than those of {data.name}: they are of other "
                             "images, or in another order.")
     views = features.shape[1] - 1
-    counts = parse_views(feature_views) if views else (0, 0)
+    counts = parse_views(feature_views) if feature_views else (0, 0)
+    counts = counts if views else (0, 0)
     if sum(counts) != views:
         raise UserError(f"There are {views} views of each embedding besides the plain one, but feature_views="
                         f"{feature_views} are {sum(counts)}: say how many are weak and strong ones, such as 2,4.")
@@ -206,6 +219,8 @@ def _with_features(data: SSLData, arrays: dict[str, np.ndarray], feature_views: 
 
 def _vectors(given: np.ndarray, name: str) -> np.ndarray:
     """Returns embeddings as they are stored, [N, views, 1, D] in float16."""
+    if isinstance(given, np.ma.MaskedArray):
+        raise UserError(f"{name} are a masked array, whose mask would be lost; expected one without.")
     given = np.asarray(given)
     if given.ndim not in (2, 3) or not all(given.shape) or not np.issubdtype(given.dtype, np.floating):
         raise UserError(f"{name} are {given.dtype} of shape {list(given.shape)}; expected floats [N, D] or "
@@ -216,6 +231,8 @@ def _vectors(given: np.ndarray, name: str) -> np.ndarray:
         row = int(np.flatnonzero(~np.isfinite(stored).reshape(len(stored), -1).all(1))[0])
         raise UserError(f"{name} have NaN, or numbers that are too large for float16, in row {row}: leave it out, or "
                         "scale them.")
+    if np.mean((abs(stored) < np.finfo(np.float16).tiny) & (given != 0)) > 0.1:
+        raise UserError(f"{name} are too small for float16: their mean size is {abs(given).mean():.1g}; scale them.")
     return stored.reshape(len(stored), -1, 1, stored.shape[-1])
 
 
@@ -229,9 +246,9 @@ def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], embed_
     parts = [("", data.images, hashes[0], counts), ("test_", data.test_images, hashes[1], (0, 0))]
     known: list[tuple[str, np.ndarray, np.ndarray]] = []
     for folder in siblings:
-        with suppress(OSError, ValueError):  # damaged: made again
-            known += [(prefix, np.load(folder / f"{prefix}hashes.npy"),
-                       np.load(folder / f"{prefix}images.npy", mmap_mode="r")) for prefix, *_ in parts]
+        with suppress(*cache.DAMAGED):  # made again
+            arrays, _ = cache.read(folder)
+            known += [(prefix, arrays[f"{prefix}hashes"], arrays[f"{prefix}images"]) for prefix, *_ in parts]
     size = 2 * width * sum(len(images) * (1 + sum(kinds)) for _, images, _, kinds in parts)
     print(f"Embedding {len(data.images)} training and {len(data.test_images)} test images: {width} numbers of each "
           f"view, {size / 1e6:,.0f} MB", flush=True)
@@ -239,21 +256,27 @@ def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], embed_
         stored = writer.create(f"{prefix}images", (len(images), 1 + sum(kinds), 1, width), np.float16)
         writer.add(f"{prefix}hashes", keys)
         done = writer.create(f"{prefix}done", (len(images),), np.bool_)
+        if f"{prefix}images" not in writer.found:
+            done[:] = False
         for other, there, vectors in known:
-            if other == prefix:
+            if other == prefix and vectors.shape[1:] == stored.shape[1:] and len(vectors) == len(there):
                 _, here, found = np.intersect1d(keys, there, return_indices=True)
-                for row, source in zip(here, found, strict=True):
-                    if not done[row]:
-                        stored[row], done[row] = vectors[source], True
+                new = ~done[here]
+                stored[here[new]], done[here[new]] = vectors[found[new]], True
+        for start in range(0, len(done), CHECKED):  # of what was there
+            part = slice(start, start + CHECKED)
+            done[part] &= np.isfinite(stored[part]).all((1, 2, 3))
         todo, title = np.flatnonzero(~done), f"embedding {'test' if prefix else 'training'} images"
+        fresh: list[np.ndarray] = []
         with _progress(title, len(images), len(todo)) as advance:
             for rows, vectors in embed_rows(images, keys, todo, kinds):
                 if not np.isfinite(vectors).all():
                     raise UserError(f"The features of image {rows[0]} or one near it are NaN, or too large for "
                                     "float16: the network or its weights do not suit these images.")
-                stored[rows], done[rows] = vectors, True
+                stored[rows], fresh = vectors, [*fresh, rows]
                 if advance(len(rows)):
-                    writer.flush()
+                    writer.flush()  # what is done is on the disk before that is
+                    done[np.concatenate(fresh)], fresh = True, []
 
 
 def passes(embedder: Embedder, augmenter: Augmenter, strategy: tf.distribute.Strategy | None, images: np.ndarray,

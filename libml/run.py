@@ -329,7 +329,7 @@ class Run:
         elif before.get("num_images") != now["num_images"]:
             change = f"it had {before.get('num_images')} images and has {now['num_images']}"
         elif digest.get("images") != now["digest"]["images"]:
-            change = "as many images, but other ones or in other classes"
+            change = "as many images, but other ones, in other classes, or with other features"
         else:
             change = "the same images, divided otherwise into labelled, validation and test images"
         raise UserError(f"The images of {self.settings.get('dataset')} have changed since {self.path} was trained on "

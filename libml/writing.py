@@ -56,7 +56,9 @@ def begun(folder: Path) -> Iterator[Path]:
     hidden = folder.with_name(f".{folder.name}-begun")
     (hidden / folder.name).mkdir(parents=True, exist_ok=True)
     with (hidden / LOCK).open("w") as file:
-        _locks(file, wait=True)
+        if not _locks(file, wait=False):
+            print(f"Waiting for another process that makes {folder}", flush=True)
+            _locks(file, wait=True)
         yield hidden / folder.name
         shutil.rmtree(hidden, ignore_errors=True)
 

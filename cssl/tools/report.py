@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cssl import tools
-from libml.errors import UserError
+from libml.errors import UserError, printable
 from libml.results import plots, tables
 from libml.results.metrics import METRICS, shown
 from libml.run import Run, find_runs, medians
@@ -30,7 +30,7 @@ MAX_FIGURES = 24  # runs whose figures are drawn; beyond it the page grows to te
 
 def text(value: object) -> str:
     """Escapes text for HTML; bytes that are no UTF-8, which names of files may have, become visible."""
-    return html.escape(str(value).encode("utf-8", "backslashreplace").decode())
+    return html.escape(printable(value))
 
 
 def table(lines: list[list[str]]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from libml.errors import UserError
 from libml.writing import begun, unfinished, writing
 
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged cache raises
 NAME, CONTENTS = "cssl_cache", "contents.json"
 
 
@@ -22,6 +23,7 @@ class Writer:
     def __init__(self, folder: Path):
         self._folder = folder
         self._open: dict[str, np.memmap] = {}
+        self.found: set[str] = set()  # what a killed writer had left
         self.meta: dict = {}
 
     def create(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
@@ -33,6 +35,7 @@ class Writer:
             array = np.lib.format.open_memmap(path, "r+")
             if (array.shape, array.dtype) == (shape, dtype):
                 self._open[name] = array
+                self.found.add(name)
                 return array
         self._open[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
         if path.stat().st_size > shutil.disk_usage(path).free:  # rather than fill it for everybody else
@@ -71,6 +74,19 @@ def content_hash(file: str | Path) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def read(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
+    """Returns the arrays (memory-mapped, read-only) and the notes of a cache; an error of DAMAGED if they changed."""
+    contents = json.loads((folder / CONTENTS).read_text())
+    for name, size in contents["files"].items():
+        status = (folder / name).stat()
+        # Files that were copied have another time: they are read. Caches of older versions know sizes alone.
+        time, content = contents.get("written", {}).get(name, (status.st_mtime_ns, 0))
+        if status.st_size != size or status.st_mtime_ns != time and content_hash(folder / name) != content:
+            raise ValueError(f"{name} has changed since it was written")
+    return {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
+            for name in contents["files"]}, contents["meta"]
+
+
 @contextmanager
 def opened(folder: Path, build: Callable[[Writer], None], resumes: bool = False,
            ) -> Iterator[tuple[dict[str, np.ndarray], dict]]:
@@ -82,16 +98,8 @@ def opened(folder: Path, build: Callable[[Writer], None], resumes: bool = False,
     if not folder.exists():
         _write(folder, build, begun if resumes else unfinished)
     try:
-        contents = json.loads((folder / CONTENTS).read_text())
-        for name, size in contents["files"].items():
-            status = (folder / name).stat()
-            # Files that were copied have another time: they are read. Caches of older versions know sizes alone.
-            time, content = contents.get("written", {}).get(name, (status.st_mtime_ns, 0))
-            if status.st_size != size or status.st_mtime_ns != time and content_hash(folder / name) != content:
-                raise ValueError(f"{name} has changed since it was written")
-        yield {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r")
-               for name in contents["files"]}, contents["meta"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        yield read(folder)
+    except DAMAGED as error:
         raise UserError(f"The cache {folder} is damaged ({error}). Delete that folder and start again; it is made anew "
                         "from the data.") from error
 

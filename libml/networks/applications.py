@@ -43,7 +43,7 @@ def parse(arch: str, option: str = "arch") -> tuple[str, dict[str, float]]:
         key, _, text = argument.partition("=")
         with suppress(ValueError):
             found[key] = float(text)
-        if key != "alpha" or not name.startswith("MobileNet") or not 0 < found.get(key, 0) < 100:
+        if key != "alpha" or not name.startswith("MobileNet") or not 0 < found.get(key, 0) < 100 or len(arguments) > 1:
             raise OptionError(f"{option}={arch}: {argument!r} is no argument of {name}; expected nothing behind its "
                               "name, or for a MobileNet its width, as in keras:MobileNetV2,alpha=0.5.")
     return name, found

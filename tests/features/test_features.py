@@ -107,6 +107,7 @@ def test_a_killed_embedding_goes_on_where_it_was(place, tmp_path, monkeypatch):
         pass
 
     batches = counted(monkeypatch)
+    monkeypatch.setattr(features, "FLUSH_SECONDS", 0.0)
     passes = features.passes
 
     def dies(*arguments):
@@ -128,12 +129,28 @@ def test_a_killed_embedding_goes_on_where_it_was(place, tmp_path, monkeypatch):
     assert not batches and not list(tmp_path.rglob("*begun*"))
 
 
+def test_what_is_half_done_is_believed_no_further_than_it_goes(place, tmp_path):
+    """Rows that are said to be done, but are lost or no numbers, are made again."""
+    images, config = some_images(90), config_of(tmp_path)
+    whole = features.embed(config_of(place), images)
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache.Writer, "finish", lambda self: 1 / 0)
+        features.embed(config, images)
+    (file,) = tmp_path.rglob("images.npy")
+    stored = np.lib.format.open_memmap(file, "r+")
+    stored[7] = np.nan
+    (file.parent / "test_images.npy").unlink()
+    data = features.embed(config, images)
+    np.testing.assert_allclose(data.images, whole.images, atol=2e-3)
+    np.testing.assert_allclose(data.test_images, whole.test_images, atol=2e-3)
+
+
 @pytest.mark.slow
 def test_a_program_that_is_killed_goes_on(tmp_path):
     """SIGKILL while images are embedded: what was done stays done, and the features are those of no kill."""
     def start(folder):
         return Program(["-m", "cssl.cssl", "--dataset=digits.1@40-1", "--features=pixels", "--augment=d.d.rac",
-                        "--feature_views=2,6", "--batch=8", "--train_steps=1", f"--data_dir={folder}",
+                        "--feature_views=4,16", "--batch=8", "--train_steps=1", f"--data_dir={folder}",
                         f"--train_dir={folder}/runs"], tmp_path)
 
     killed = start(tmp_path / "a")
@@ -159,6 +176,18 @@ def test_new_images_are_embedded_alone(tmp_path, monkeypatch):
     second = features.embed(config_of(tmp_path), more)
     assert sum(batches) == 3
     np.testing.assert_array_equal(second.images[3:], first.images)
+
+
+def test_damaged_features_of_an_earlier_state_are_not_taken_over(place, tmp_path):
+    images = some_images(40)
+    features.embed(config_of(tmp_path), images)
+    (file,) = tmp_path.rglob("images.npy")
+    content = bytearray(file.read_bytes())
+    content[-5000:] = bytes(5000)
+    file.write_bytes(content)
+    more = dataclasses.replace(images, images=np.concatenate([some_images(3, seed=1).images, images.images]))
+    found, expected = (features.embed(config_of(folder), more) for folder in (tmp_path, place))
+    np.testing.assert_allclose(found.images, expected.images, atol=2e-3)
 
 
 def test_several_devices_share_the_work(place):
@@ -391,6 +420,7 @@ def test_embeddings_of_a_dataset_follow_its_order(tmp_path):
     ({"test_features": np.full((360, 3), np.nan)}, "test_features have NaN.* in row 0"),
     ({"features": np.full((1437, 3), 1e6)}, "too large for float16, in row 0"),
     ({"labels": np.zeros(1437, int)}, "The labels beside the embeddings are others"),
+    ({"features": np.full((1437, 3), 1e-9)}, "features are too small for float16: their mean size is 1e-09"),
     ({"features": None}, "has no array features"), (None, "cannot be read as embeddings")])
 def test_files_that_do_not_fit(change, message, tmp_path):
     arrays = {"features": np.zeros((1437, 3)), "test_features": np.zeros((360, 3)), **(change or {})}
@@ -401,7 +431,35 @@ def test_files_that_do_not_fit(change, message, tmp_path):
         load(RunConfig.of(CSSL, dataset="digits.3@40-10", features=str(tmp_path / "e.npz")))
 
 
+@pytest.mark.parametrize("change, message", [
+    (dict(labels=np.array(["a"] * 80)), "labels are <U1 of shape .80.; expected one whole number for each of the 80"),
+    (dict(labels=None), "labels are object of shape"), (dict(features=3.0), "features are float64 of shape"),
+    (dict(features=np.ma.masked_array(np.ones((80, 3)), mask=True)), "features are a masked array"),
+    (dict(feature_views=(1, 2)), "expected the numbers of weak and strong views"),
+    (dict(feature_views="junk"), "feature_views=junk: expected")])
+def test_arrays_that_make_no_sense(change, message):
+    x, labels = embeddings()
+    arrays = {"features": x, "labels": labels, "test_features": x[:20], "test_labels": labels[:20], **change}
+    with pytest.raises(UserError, match=message):
+        cssl.from_features(**arrays)
+
+
+def test_the_row_that_is_no_number_is_the_callers():
+    x, labels = embeddings()
+    x[3, 2], labels[:10] = np.nan, -1
+    with pytest.raises(UserError, match="features have NaN.* in row 3"):
+        cssl.from_features(x, labels, x[20:40], labels[20:40])
+
+
+def test_features_of_a_flag_and_of_a_program_contradict_each_other(tmp_path):
+    x, labels = embeddings()
+    data = cssl.from_features(x, labels, x, labels, valid=4)
+    with pytest.raises(UserError, match="features=pixels: the data bring features of their own"):
+        cssl.train(RunConfig.of(CSSL, features="pixels", train_dir=str(tmp_path)), data)
+
+
 @pytest.mark.parametrize("flags, message", [
+    ("--eval_ckpt=", "--eval_ckpt is empty"), ("--features=own", "features=own is of data that bring features along"),
     ("--features=mobilenet", "--features=mobilenet: expected keras:NAME"),
     ("--features=keras:MobileNetV9", "--features=keras:MobileNetV9: keras.applications has no classifier"),
     ("--features=pixels --arch=resnet", "--arch=resnet: features are trained on by linear or mlp"),

@@ -30,6 +30,11 @@ def test_few_labels_are_cross_validated_or_not_searched(labels):
     assert np.mean(found == truth) > (0.5 if labels == 3 else 0.65)
 
 
+def test_labels_of_one_class_give_that_class():
+    x, y = clouds(9, 0)
+    assert set(baseline.logistic_regression(x[y == 2], y[y == 2], x, (x[:0], y[:0]))) == {2}
+
+
 def test_the_interval_is_that_of_resampled_images():
     """Against a bootstrap drawn image by image, and the normal approximation: within a tenth of its width."""
     rng = np.random.RandomState(0)
