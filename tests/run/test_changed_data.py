@@ -77,7 +77,8 @@ def renamed_class(pictures: Path) -> None:
         (pictures / part / "cat").rename(pictures / part / "dog")
 
 
-CHANGES = [(swap, "as many images, but other ones or in other classes"), (more, "it had 36 images and has 37"),
+CHANGES = [(swap, "as many images, but other ones, in other classes, or with other features"),
+           (more, "it had 36 images and has 37"),
            (another_class, "its classes were ant, bee, cat and are ant, bee, cat, dog"),
            (renamed_class, "its classes were ant, bee, cat and are ant, bee, dog")]
 
@@ -156,7 +157,7 @@ def test_named_datasets_and_arrays_are_known_again(tmp_path):
     run = train(config, cssl.from_arrays(*arrays, num_labels=40, name="arrays:mine"))
     assert set(json.loads(run.facts_file.read_text())["digest"]) == {"classes", "images", "split"}
     arrays[1] = np.where(arrays[1] < 2, 1 - arrays[1], arrays[1])
-    with pytest.raises(UserError, match="other ones or in other classes"):
+    with pytest.raises(UserError, match="other ones, in other classes, or with other features"):
         train(config.replace(train_kimg=2 * 4 / 1024), cssl.from_arrays(*arrays, num_labels=40, name="arrays:mine"))
 
 
