@@ -55,7 +55,11 @@ def start_tensorflow(onednn: bool = True) -> None:
     sys.stderr.flush()
     stderr = os.dup(2)
     hidden = {"sklearn", "matplotlib"} - sys.modules.keys()  # Keras takes a second for them, and needs neither
-    with tempfile.TemporaryFile() as banner:
+    try:
+        place = tempfile.TemporaryFile()
+    except OSError:  # a machine without a place for it
+        place = open(os.devnull, "w+b")  # noqa: SIM115 - closed below
+    with place as banner:
         os.dup2(banner.fileno(), 2)
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
         try:

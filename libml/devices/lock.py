@@ -1,5 +1,4 @@
 """Who may write into a folder: one process, of this machine or another that shares it."""
-import fcntl
 import json
 import os
 import socket
@@ -102,7 +101,9 @@ class Lock:
             raise UserError(f"{self.path} is being trained by {who} since {holder.get('since')}. Wait for it, stop it, "
                             f"or use another --train_dir or --rerun; if it is gone, delete {self.file.name} there.")
         with suppress(FileNotFoundError), self.file.open("r+", errors="replace") as file:
-            with suppress(OSError):  # a file system that has no such locks
+            with suppress(ImportError, OSError):  # Windows; a file system that has no such locks
+                import fcntl
+
                 fcntl.flock(file, fcntl.LOCK_EX)  # of several that come here, one at a time
             if file.read() == text and os.path.samestat(os.fstat(file.fileno()), self.file.stat()):
                 self.file.unlink()
@@ -124,9 +125,17 @@ def _machine() -> str:
 
 
 def _process_start(process: int) -> str | None:
-    """When a process of this machine started, in the kernel's ticks; None if there is no such process."""
+    """When a process of this machine started, in the kernel's ticks; None if there is no such process.
+
+    Elsewhere than on Linux only whether it lives can be told.
+    """
     try:
+        if not Path("/proc/self").exists():
+            os.kill(process, 0)
+            return "alive"
         fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        return None if fields[0] in "ZX" else fields[19]
+    except PermissionError:  # another user's
+        return "alive"
     except OSError:
         return None
-    return None if fields[0] in "ZX" else fields[19]

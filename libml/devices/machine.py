@@ -15,7 +15,9 @@ CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow) has ne
 
 def cpu_facts() -> tuple[str, str]:
     """Returns the CPU's name and its features, "" where only the kind is known."""
-    lines = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M))
+    lines: dict[str, str] = {}
+    with suppress(OSError):  # only Linux has it
+        lines |= re.findall(r"^([\w ]+?)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     return (lines.get("model name") or platform.processor() or platform.machine(),
             lines.get("flags") or lines.get("Features", ""))
 
@@ -26,7 +28,7 @@ def fast_at_bfloat16() -> bool:
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:

@@ -37,3 +37,14 @@ def test_half_precision_of_gpus(capability, expected, monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": capability})
     assert distribute.policy(ScaleOptions(mixed_precision="auto")) == expected
+
+
+def test_a_system_without_linux_s_files_and_calls_is_described(monkeypatch):
+    def missing(path, *arguments, **named):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(machine.Path, "read_text", missing)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    name, features = machine.cpu_facts()
+    assert name and features == "" and not machine.fast_at_bfloat16()
+    assert machine.usable_cores() == os.cpu_count()
