@@ -77,8 +77,9 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file under another name and moves it to its place: nobody sees half of it.
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
+    """Writes a file under another name and moves it to its place: nobody sees half of it. A `durable` one is on the
+    disk then, also if the power fails.
 
     A link stays one: what it names is replaced. Devices and pipes are written into.
     """
@@ -93,6 +94,9 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 write(file)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)
             os.replace(temporary, path)
         except BaseException:
@@ -100,8 +104,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise
 
 
-def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
+def write_text(path: Path, text: str, durable: bool = False) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()), durable)
 
 
 def check_writable(path: Path, ours: bytes) -> None:

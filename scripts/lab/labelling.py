@@ -1,0 +1,149 @@
+"""A simulated user of cssl-label: what each order of images buys, and how far the accuracy shown is from the true one.
+
+    python scripts/lab/labelling.py [--datasets=digits,fashion_mnist,cifar10] [--weights=FILE] [--write]
+
+Of each dataset's training images SIZE stand in a folder, so to speak; the user knows the truth and labels in each of the
+orders, every tenth image drawn at random, as the page asks. The accuracy is that on all images without a label. Records
+go to docs/evidence/labelling.jsonl, those that are there are not made again; --write puts the table into
+docs/evidence/labelling.md. Run on 2 cores it takes some half an hour.
+"""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import cssl  # noqa: E402
+from cssl import cli, program  # noqa: E402
+from libml.labelling.choose import ORDERS  # noqa: E402
+from libml.labelling.session import EVERY  # noqa: E402
+from libml.writing import write_text  # noqa: E402
+
+SIZE, SEEDS, LABELS = 3000, 5, (10, 20, 40, 70, 110, 160)
+RECORDS, TABLE = ROOT / "docs" / "evidence" / "labelling.jsonl", ROOT / "docs" / "evidence" / "labelling.md"
+FEATURES = {"digits": "pixels"}  # else keras:MobileNetV2
+
+
+def simulate(heads, truth: np.ndarray, order: str, seed: int):
+    """Yields after each number of labels the true accuracy, the one shown, and its interval, in percent."""
+    from libml.labelling import choose, estimate
+
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(truth))
+    random, pool = shuffled[:len(truth) // EVERY], shuffled[len(truth) // EVERY:]
+    trained, held, queue = list[int](), list[int](), list[int]()
+    for count in LABELS:
+        while len(trained) + len(held) < count:
+            if (len(trained) + len(held)) % EVERY == EVERY - 1:
+                held.append(int(random[len(held)]))
+            else:
+                known = set(trained)
+                trained.append(next(int(n) for n in [*queue, *pool] if n not in known))
+        names = [str(truth[n]) for n in trained]
+        classes, p, size = heads.train(np.array(trained), names)
+        right = np.array(classes)[p.argmax(1)] == truth.astype(str)
+        rest = np.setdiff1d(np.arange(len(truth)), [*trained, *held])
+        shown = right[held].mean() if held else np.nan
+        low, high = estimate.clopper_pearson(int(right[held].sum()), len(held)) if held else (0.0, 1.0)
+        yield {"labels": count, "accuracy": 100 * right[rest].mean(), "shown": 100 * shown, "low": 100 * low,
+               "high": 100 * high}
+        waiting = np.setdiff1d(pool, trained)
+        queue = [int(waiting[i]) for i in choose.ranking(order, size[waiting], heads.vectors[waiting],
+                                                         heads.vectors[trained], 200, rng)]
+
+
+def run(dataset: str, weights: str, commit: str) -> None:
+    """Makes what is missing of a dataset's records."""
+    import libml.data
+    from libml import features
+    from libml.labelling.learner import Heads
+
+    done = {(r["dataset"], r["order"], r["seed"]) for r in records()}
+    features_of = FEATURES.get(dataset, "keras:MobileNetV2")
+    for seed in range(SEEDS):
+        todo = [order for order in ORDERS if (dataset, order, seed) not in done]
+        if not todo:
+            continue
+        given = {"weights": weights} if features_of.startswith("keras:") and weights else {}
+        config = cssl.RunConfig.of(cssl.CSSL, dataset=f"{dataset}.1@40-1", features=features_of, **given)
+        data = features.embed(config, libml.data.load(config.data.dataset, config.data.data_dir))
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(data.images))[:SIZE])
+        data = dataclasses.replace(data, images=np.array(data.images[chosen]), labels=np.array(data.labels[chosen]),
+                                   order=np.arange(len(chosen)), num_valid=0, pictures=None)
+        heads = Heads(config, data)
+        for order in todo:
+            started = time.time()
+            curve = list(simulate(heads, data.labels, order, seed))
+            with RECORDS.open("a") as file:
+                file.write(json.dumps({"dataset": dataset, "order": order, "seed": seed, "images": len(chosen),
+                                       "commit": commit, "seconds": round(time.time() - started, 1),
+                                       "curve": curve}) + "\n")
+            print(dataset, order, seed, " ".join(f"{point['accuracy']:.1f}" for point in curve), flush=True)
+
+
+def records() -> list[dict]:
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+
+
+def table() -> str:
+    """Returns the accuracy over labels of each order, and how far what is shown lies from it."""
+    from scipy.stats import t
+
+    def with_interval(values: np.ndarray) -> str:
+        half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+        return f"{values.mean():.1f} ± {half:.1f}"
+
+    found = records()
+    lines = ["| dataset | order | " + " | ".join(f"{n} labels" for n in LABELS) + " |",
+             "|---|---|" + "---|" * len(LABELS)]
+    shown = ["| dataset | order | shown minus true at 110, 160 labels | size of the difference | interval holds it |",
+             "|---|---|---|---|---|"]
+    for dataset in dict.fromkeys(r["dataset"] for r in found):
+        curves = {order: np.array([[p["accuracy"] for p in r["curve"]] for r in sorted(
+            (r for r in found if (r["dataset"], r["order"]) == (dataset, order)), key=lambda r: r["seed"])])
+            for order in ORDERS}
+        for order, curve in curves.items():
+            lines.append(f"| {dataset} | {order} | " + " | ".join(map(with_interval, curve.T)) + " |")
+        for order in ORDERS[:2]:
+            lines.append(f"| {dataset} | {order} minus random | " + " | ".join(
+                map(with_interval, (curves[order] - curves["random"]).T)) + " |")
+        for order in ORDERS:
+            points = [p for r in found if (r["dataset"], r["order"]) == (dataset, order) for p in r["curve"][-2:]]
+            gap = np.array([p["shown"] - p["accuracy"] for p in points])
+            holds = np.mean([p["low"] <= p["accuracy"] <= p["high"] for p in points])
+            shown.append(f"| {dataset} | {order} | {gap.mean():+.1f} | {abs(gap).mean():.1f} | {100 * holds:.0f} % |")
+    return "\n".join([*lines, "", *shown])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default="digits,fashion_mnist,cifar10")
+    parser.add_argument("--weights", default="", help="file of ImageNet weights of MobileNetV2")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    cli.start_tensorflow()
+    from libml.experiment import commit_of, environment_facts
+
+    for dataset in filter(None, args.datasets.split(",")):
+        run(dataset, args.weights, commit_of(ROOT))
+    text = table()
+    print(text)
+    if args.write:
+        facts = environment_facts()
+        write_text(TABLE, "# Labelling: what the order of images buys\n\n"
+                   f"Made by `python scripts/lab/labelling.py --write`, {SIZE} images of each dataset's training set at "
+                   f"most, {SEEDS} seeds; accuracy in percent on all images without a label, mean and Student's interval "
+                   f"(95 %). {facts['machine']}; commits {', '.join(sorted({r['commit'] for r in records()}))}.\n\n"
+                   f"{text}\n")
+
+
+if __name__ == "__main__":
+    program.exit_on_user_error(main)
