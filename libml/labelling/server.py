@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
@@ -191,7 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refusal(self) -> str:
         """Why a request is not answered, whatever token it has: another site's page may have sent it."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        host = ""
+        with suppress(ValueError):
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
         if not is_own_name(host, self.server.local):
             return f"The host {host[:60]!r} is not this machine."
         origin = self.headers.get("Origin")
@@ -258,7 +261,7 @@ def _json(answer: dict) -> tuple[bytes, str]:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 12:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 12:
         raise UserError(f"Expected a number, got {text[:40]!r}.")
     return int(text)
 

@@ -116,7 +116,7 @@ class Session:
         for line, row in enumerate(rows[1:], 2):
             cells = dict(zip(header, map(str.strip, row), strict=False))
             name, label, split = (cells.get(key, "") for key in COLUMNS[:3])
-            if not row or split in ("", "train", "unlabeled") and name and not label:
+            if not row or len(row) == len(header) and split in ("", "train", "unlabeled") and name and not label:
                 continue
             split = split or "train"
             if len(row) != len(header) or split not in SPLITS or bool(label) == (split == "excluded"):
