@@ -29,7 +29,7 @@ class Finding:
 
 def contradicted(vectors: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, int, float]]:
     """Yields row, other class and probability of the given one, where logistic regression on the other folds is surer
-    of another class than it is of a quarter of that class's own images (after confident learning, Northcutt et al.
+    of another class than it is of a tenth of that class's own images (after confident learning, Northcutt et al.
     2021, who take the mean)."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -41,7 +41,7 @@ def contradicted(vectors: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int,
     present, y = np.unique(labels, return_inverse=True)
     p = cross_val_predict(LogisticRegression(max_iter=1000, C=0.01), vectors, y, method="predict_proba",
                           cv=StratifiedKFold(folds, shuffle=True, random_state=0))
-    usual = np.array([np.quantile(p[y == c, c], 0.25) for c in range(len(present))])
+    usual = np.array([np.quantile(p[y == c, c], 0.1) for c in range(len(present))])
     sure = np.where(p >= usual, p, 0)
     sure[np.arange(len(y)), y] = 0
     for row in np.flatnonzero((p.argmax(1) != y) & (sure.max(1) > 0)):

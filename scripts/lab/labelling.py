@@ -2,10 +2,10 @@
 
     python scripts/lab/labelling.py [--datasets=digits,fashion_mnist,cifar10] [--weights=FILE] [--write]
 
-Of each dataset's training images SIZE stand in a folder, so to speak; the user knows the truth and labels in each of the
-orders, every tenth image drawn at random, as the page asks. The accuracy is that on all images without a label. Records
-go to docs/evidence/labelling.jsonl, those that are there are not made again; --write puts the table into
-docs/evidence/labelling.md. Run on 2 cores it takes some half an hour.
+SIZE of each dataset's training images stand for a folder; the user knows the truth and labels in each of the orders,
+every tenth image drawn at random, as the page asks. The accuracy is that on all images without a label. Records go to
+docs/evidence/labelling.jsonl, those that are there are not made again; --write puts the table into
+docs/evidence/labelling.md. On 2 cores it takes some half an hour.
 """
 from __future__ import annotations
 
@@ -139,9 +139,10 @@ def main() -> None:
     if args.write:
         facts = environment_facts()
         write_text(TABLE, "# Labelling: what the order of images buys\n\n"
-                   f"Made by `python scripts/lab/labelling.py --write`, {SIZE} images of each dataset's training set at "
-                   f"most, {SEEDS} seeds; accuracy in percent on all images without a label, mean and Student's interval "
-                   f"(95 %). {facts['machine']}; commits {', '.join(sorted({r['commit'] for r in records()}))}.\n\n"
+                   f"Made by `python scripts/lab/labelling.py --write`: at most {SIZE} of each dataset's training "
+                   f"images, {SEEDS} seeds; accuracy in percent on all images without a label, mean and Student's "
+                   f"interval (95 %). {facts['machine']}; commits "
+                   f"{', '.join(sorted({r['commit'] for r in records()}))}.\n\n"
                    f"{text}\n")
 
 
