@@ -8,6 +8,7 @@ blank; unreadable), score (the smaller, the worse), label, suggested, other (the
 """
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import sys
@@ -37,7 +38,8 @@ def main() -> None:
     from libml.labelling.audit import findings
 
     config = learner.configuration(cssl.method("CSSL"), session, **run_flags(args))
-    data, numbers, bad = learner.prepare(config, session)
+    with contextlib.redirect_stdout(sys.stderr):  # where progress goes: the CSV may be piped
+        data, numbers, bad = learner.prepare(config, session)
     known = session.all()
     found = findings(learner.Heads(config, data), numbers, known, session.names, bad)
     text = io.StringIO()

@@ -5,7 +5,7 @@
 
 Prints the address of the page; Ctrl-C ends it. Labels stand in FOLDER/labels.csv the moment they are given, and the
 next start goes on from there. --finish, or the page's button, trains on them, exports the model and classifies all
-images, by commands that it prints. docs/labelling.md tells the whole way.
+images, by commands that it prints; flags after -- go to that training. docs/labelling.md tells the whole way.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cssl
@@ -50,14 +50,19 @@ def free_folder(wanted: Path) -> Path:
                 if not path.exists())
 
 
-def finish(session: Session, options: dict, output: Path, tell: Callable[[str], None]) -> str:
-    """Trains on the labels, exports, predicts and reports, by commands that are printed; returns how it went."""
+def finish(session: Session, options: dict, further: Sequence[str], output: Path, tell: Callable[[str], None]) -> str:
+    """Trains on the labels, with `further` flags, exports, predicts and reports, by commands that are printed; returns
+    how it went."""
+    trained = {decision.label for decision in session.all().values() if decision.split == "train"}
+    if len(trained) < 2:
+        raise UserError(f"{len(trained)} classes have labels to train on ({', '.join(trained) or 'none'}); a classifier "
+                        "needs two. Label more.")
     output = free_folder(output)
     dataset = session.write_dataset()
     held = sum(line.endswith(",valid") for line in dataset.read_text(encoding="utf-8").splitlines())
     flags = [f"--{name}={value}" if value is not False else f"--no{name}" for name, value in options.items()]
     run, sets = str(output / "run"), ["--coverage=0.9"] * (held >= 9)
-    commands = [["cssl", f"--dataset=csv:{dataset.resolve()}", *flags, f"--train_dir={run}"],
+    commands = [["cssl", f"--dataset=csv:{dataset.resolve()}", *flags, *further, f"--train_dir={run}"],
                 ["cssl-export", run, "-o", str(output / "export")],
                 ["cssl-predict", run, str(session.folder.resolve()), f"--csv={output / 'predictions.csv'}", "--credal",
                  *sets],
@@ -106,7 +111,11 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to serve at; others than this machine can then "
                         "reach the page")
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
-    args = parser.parse_args()
+    arguments, further = sys.argv[1:], list[str]()
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, further = arguments[:at], arguments[at + 1:]
+    args = parser.parse_args(arguments)
     folder = args.folder.expanduser()
     session = Session(folder, [name for name in args.classes.split(",") if name.strip()], args.labels)
     output = args.output or folder.resolve().with_name(f"{folder.resolve().name}_model")
@@ -118,7 +127,7 @@ def main() -> None:
 
             tools.show(f"{exchange.read(session, args.read)} labels from {args.read}")
         if args.finish:
-            tools.show(finish(session, run_flags(args), output, lambda line: None))
+            tools.show(finish(session, run_flags(args), further, output, lambda line: None))
             return
         cli.start_tensorflow()
         from libml.labelling import exchange
@@ -132,7 +141,7 @@ def main() -> None:
         learner = Learner(session, config, args.order)
         server = Server(Labelling(
             session, learner, enough_gain=args.enough_gain, enough_accuracy=args.enough_accuracy,
-            finish=lambda tell: finish(session, run_flags(args), output, tell)), args.host, args.port)
+            finish=lambda tell: finish(session, run_flags(args), further, output, tell)), args.host, args.port)
         if not server.local:
             print(f"warning: --host={args.host}: whoever reaches this machine and learns the address can see the "
                   "images and change labels; nothing is encrypted.", file=sys.stderr)

@@ -186,7 +186,9 @@ def decode(listing: files.Listing, parts: dict[str, list[files.File]], image_siz
         _decode_files(path.name, parts, listing.class_names, image_size, writer, told)
 
     with cache.opened(location, build) as (arrays, meta):
-        found = {name: array if name.endswith("images") else np.array(array) for name, array in arrays.items()}
+        found = {f"{part}{name}": arrays[f"{part}{name}"] if name == "images" else np.array(arrays[f"{part}{name}"])
+                 for part in ("", "test_") for name in ("images", "labels", "hashes")}
+        meta = {"notes": list(meta["notes"]), "num_valid": int(meta.get("num_valid", 0)), **meta}
         old = cache.siblings(location, meta.get("of"))
     return found, meta, (f"Decoded images of {path} as it was before take {sum(old.values()) / 1e6:,.1f} MB and may be "
                          f"deleted if no run uses them: {', '.join(map(str, old))}" if old else "")
@@ -200,7 +202,7 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     path, parts = listing.path, listing.parts if whole else listing.parts | {"valid": []}
     arrays, meta, old = decode(listing, parts, image_size, data_dir)
     names, remarks = listing.class_names, [str(listing), *filter(None, [old])]
-    notes, num_valid = [*meta["notes"], *listing.notes], int(meta.get("num_valid", 0))
+    notes, num_valid = [*meta["notes"], *listing.notes], meta["num_valid"]
     images, labels, hashes = (arrays[name] for name in ("images", "labels", "hashes"))
     test_images, test_labels, test_hashes = (arrays[f"test_{name}"] for name in ("images", "labels", "hashes"))
     fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()
