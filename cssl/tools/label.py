@@ -55,8 +55,8 @@ def finish(session: Session, options: dict, further: Sequence[str], output: Path
     how it went."""
     trained = {decision.label for decision in session.all().values() if decision.split == "train"}
     if len(trained) < 2:
-        raise UserError(f"{len(trained)} classes have labels to train on ({', '.join(trained) or 'none'}); a classifier "
-                        "needs two. Label more.")
+        raise UserError(f"{len(trained)} classes have labels to train on ({', '.join(trained) or 'none'}); a "
+                        "classifier needs two. Label more.")
     output = free_folder(output)
     dataset = session.write_dataset()
     held = sum(line.endswith(",valid") for line in dataset.read_text(encoding="utf-8").splitlines())
@@ -151,6 +151,7 @@ def main() -> None:
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())
+        sys.setswitchinterval(0.001)  # answers do not wait long for a thread that trains
         learner.start()
         threading.Thread(target=server.serve_forever, daemon=True, name="server").start()
         ended.wait()

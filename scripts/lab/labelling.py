@@ -1,6 +1,7 @@
 """A simulated user of cssl-label: what each order of images buys, and how far the accuracy shown is from the true one.
 
     python scripts/lab/labelling.py [--datasets=digits,fashion_mnist,cifar10] [--weights=FILE] [--write]
+    python scripts/lab/labelling.py --answers     # how long keys wait while a model trains; how long 100,000 files take
 
 SIZE of each dataset's training images stand for a folder; the user knows the truth and labels in each of the orders,
 every tenth image drawn at random, as the page asks. The accuracy is that on all images without a label. Records go to
@@ -11,8 +12,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import http.client
 import json
+import os
+import re
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -89,6 +95,69 @@ def run(dataset: str, weights: str, commit: str) -> None:
             print(dataset, order, seed, " ".join(f"{point['accuracy']:.1f}" for point in curve), flush=True)
 
 
+class Page:
+    """The real command, and what a page asks of it."""
+
+    def __init__(self, folder: Path, *flags: str):
+        started = time.monotonic()
+        self.process = subprocess.Popen([sys.executable, "-u", "-m", "cssl.tools.label", str(folder), *flags], cwd=ROOT,
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout
+        found = next(filter(None, (re.search(r"Open http://([^/]+)(/\S+/)", line) for line in self.process.stdout)))
+        self.started = time.monotonic() - started
+        self.connection, self.place = http.client.HTTPConnection(found[1], timeout=600), found[2]
+
+    def ask(self, path: str, body: dict | None = None) -> tuple[dict, float]:
+        """Returns the answer, and how many milliseconds it took."""
+        started = time.monotonic()
+        self.connection.request("POST" if body else "GET", self.place + path, body and json.dumps(body),
+                                {"Content-Type": "application/json"} if body else {})
+        answer = json.loads(self.connection.getresponse().read())
+        return answer, 1000 * (time.monotonic() - started)
+
+
+def answers() -> None:
+    """Prints how long labels take to be answered while the model trains, and how long many files take to start."""
+    from PIL import Image
+
+    from libml.data import sources
+
+    digits = sources.digits()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "digits")
+        folder.mkdir()
+        for k, (image, label) in enumerate(zip(digits.images, digits.labels, strict=True)):
+            Image.fromarray(image).save(folder / f"{k:04}_{label}.png")
+        page = Page(folder, "--features=pixels", "--nomirror", f"--data_dir={place}/data",
+                    "--classes=0,1,2,3,4,5,6,7,8,9")
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        state, _ = page.ask("state")
+        for _ in range(300):
+            item = state["queue"][0]
+            busy = state["busy"] or bool(state["progress"]["title"])
+            state, milliseconds = page.ask("do", {"act": "label", "numbers": [item["n"]],
+                                                  "label": item["name"][-5], "by": "order"})
+            taken[busy or state["busy"]].append(milliseconds)
+            time.sleep(0.25)
+        page.process.terminate()
+        page.process.wait()
+        for busy, times in taken.items():
+            if times:
+                print(f"{len(times)} labels {'while it learns' if busy else 'while it waits'}: median "
+                      f"{np.median(times):.1f} ms, 95 % {np.quantile(times, 0.95):.1f} ms, longest {max(times):.1f} ms")
+        print(f"the model has learned from {state['learned']} labels")
+        many = Path(place, "many")
+        for k in range(100):
+            (many / f"{k:02}").mkdir(parents=True)
+            for j in range(1000):
+                os.link(folder / f"{j:04}_{digits.labels[j]}.png", many / f"{k:02}" / f"{j:04}.png")
+        page = Page(many, "--features=pixels", f"--data_dir={place}/data", "--classes=a,b")
+        state, first = page.ask("state")
+        print(f"{state['files']} files: the address after {page.started:.1f} s, the first answer after {first:.0f} ms")
+        page.process.kill()
+        page.process.wait()
+
+
 def records() -> list[dict]:
     return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
 
@@ -128,7 +197,11 @@ def main() -> None:
     parser.add_argument("--datasets", default="digits,fashion_mnist,cifar10")
     parser.add_argument("--weights", default="", help="file of ImageNet weights of MobileNetV2")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--answers", action="store_true")
     args = parser.parse_args()
+    if args.answers:
+        answers()
+        return
     cli.start_tensorflow()
     from libml.experiment import commit_of, environment_facts
 

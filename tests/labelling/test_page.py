@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -204,8 +203,8 @@ def test_it_is_usable_without_a_mouse_and_readable(images, browser):
 # The contrast of every visible text with what lies behind it, by WCAG's formula.
 CONTRASTS = """
 function light(text) {
-  const parts = text.match(/[\\d.]+/g).map(Number);
-  const [r, g, b] = parts.slice(0, 3).map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const parts = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255);
+  const [r, g, b] = parts.map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 function behind(node) {
