@@ -297,6 +297,8 @@ class Run:
                                 "new run.")
             for name, (here, there) in config.differences(self.settings).items():
                 advice = LENGTHEN if name == "schedule_kimg" else "Use the same value"
+                if name.startswith("own_") and "~" in here:
+                    advice = "Use the same code (the part behind ~ is its digest)"
                 raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
                                 f"{advice}, or another --train_dir or --rerun.")
             if facts is not None:
