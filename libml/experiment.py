@@ -58,7 +58,7 @@ def load(config: RunConfig, data: SSLData | None = None, strategy: tf.distribute
                 libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing))
     data = data if options.mirror else dataclasses.replace(data, mirror=False)
     data = features.embed(config, data, strategy)
-    return libml.data.hold_out(data, share) if share else data
+    return libml.data.hold_out(data, share)
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
@@ -398,8 +398,9 @@ def check_fits(facts: DataFacts, data: SSLData) -> None:
         raise UserError(f"{data.name} has images of {data.image_shape}, the model was trained on images of "
                         f"{facts.image_shape}: use images of that size.")
     unnamed = [str(number) for number in range(facts.num_classes)]
-    if data.num_classes != facts.num_classes or (
-            data.class_names != facts.class_names and unnamed not in (data.class_names, facts.class_names)):
+    same_names = sorted(data.class_names) == sorted(facts.class_names)  # in another order: other classes
+    if data.num_classes != facts.num_classes or data.class_names != facts.class_names and (
+            same_names or unnamed not in (data.class_names, facts.class_names)):
         raise UserError(f"The classes of {data.name} do not match those of the model: {abridged(data.class_names)} "
                         f"instead of {abridged(facts.class_names)}. Use the classes that it was trained for.")
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 LAST = (1, 10, 20, 50)
 SCORES = {"accuracy": 100, "ece": 1}  # one of which is in every report, and the largest that they can be
 CHECKPOINT = "model.ckpt"
+HALF_WRITTEN = re.compile(r"\.(checkpoint|\w+\.(json|jsonl|npz|npy))-[a-z0-9_]{8}|.+\.tempstate\d+")
+_PART = re.compile(r".+-(\d+)\.(index|data)(-\d+-of-\d+)?")  # of a checkpoint
 LENGTHEN = ("The learning rate's cosine spans the first length of a run; one that is to be lengthened needs its final "
             "length as --schedule_kimg from the start. Use the same length")
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
@@ -249,6 +251,11 @@ class Run:
                                   f"--dataset={data.name}, or evaluate(data) in Python")
         return data
 
+    def calibration_data(self) -> SSLData:
+        """The run's images; UserError if it was opened with others, whose validation images it may have trained on."""
+        self._check_unchanged(identity(self.data), "Open it with those it was trained on")
+        return self.data
+
     @cached_property
     def model(self) -> SSLModel:
         """The model of the checkpoint: calling it uses the averaged weights. Needs none of the run's images."""
@@ -275,7 +282,7 @@ class Run:
         sets(coverage), records(). `credal` makes the method's credal sets too; UserError if it has none."""
         from libml.results.predict import Classifier
 
-        return Classifier.of_model(self.model, self.facts.class_names, lambda: self.data, self.embedder).predict(
+        return Classifier.of_model(self.model, self.facts.class_names, self.calibration_data, self.embedder).predict(
             images, credal=credal)
 
     def export(self, folder: str | Path, *, temperature: float | None = None, onnx: bool = False, force: bool = False,
@@ -310,7 +317,7 @@ class Run:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in folder.iterdir():  # what killed processes left half written: our names, and TensorFlow's
-                    if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
+                    if HALF_WRITTEN.fullmatch(file.name) and file.is_file():
                         file.unlink(missing_ok=True)
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
@@ -393,7 +400,7 @@ class Run:
         """Returns the checkpoints, oldest first, each with which of index and data there are."""
         found: dict[int, set[str]] = {}
         for file in self.checkpoint_dir.glob(f"{CHECKPOINT}-*"):
-            match = re.fullmatch(r".+-(\d+)\.(index|data)(-\d+-of-\d+)?", file.name)
+            match = _PART.fullmatch(file.name)
             if match:
                 found.setdefault(int(match[1]), set()).add(match[2])
         return sorted(found.items())
@@ -410,7 +417,8 @@ class Run:
         write_text(self.checkpoint_dir / "checkpoint", "\n".join(lines) + "\n")
         for prefix in prefixes[:-count]:
             for file in sorted(glob.glob(glob.escape(prefix) + ".*"), reverse=True):  # the index first
-                Path(file).unlink(missing_ok=True)
+                if _PART.fullmatch(Path(file).name):  # beside copies of the user's
+                    Path(file).unlink(missing_ok=True)
 
     def set_aside(self, prefixes: Iterable[str]) -> None:
         """Renames damaged checkpoints, which would otherwise count as the newest."""
@@ -481,7 +489,7 @@ def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None
         from libml import experiment
 
         run.data = experiment.load(run.config, data)
-        experiment.check_fits(run.facts, data)
+        experiment.check_fits(run.facts, run.data)
     return run
 
 

@@ -444,6 +444,27 @@ def test_other_classes_and_sizes_do_not_match(shipped):
         cssl.open(shipped.run, data=from_arrays(*two)).evaluate()
 
 
+def test_numbers_as_names_have_an_order():
+    def facts(*names):
+        return DataFacts(list(names), (8, 8, 3), (1, 1), False)
+
+    data = from_arrays(np.zeros((3, 8, 8), np.uint8), np.arange(3), np.ones((1, 8, 8), np.uint8), np.zeros(1, int),
+                       num_labels=3, valid=0, class_names=["2", "0", "1"])
+    with pytest.raises(UserError, match=r"do not match those of the model: 2, 0, 1 instead of 0, 1, 2"):
+        experiment.check_fits(facts("0", "1", "2"), data)
+    experiment.check_fits(facts("2", "0", "1"), data)
+
+
+def test_sets_are_calibrated_with_the_runs_own_split(shipped):
+    """Others hold out images that it may have trained on."""
+    name, _, split = cssl.open(shipped.run).config.data.dataset.rpartition(".")
+    other = cssl.open(shipped.run, data=cssl.load(f"{name}.{int(split[0]) + 1}{split[1:]}", shipped.data_dir, 16))
+    assert other.evaluate()["accuracy"] >= 0
+    found = other.predict(shipped.images / "test")
+    with pytest.raises(UserError, match="divided otherwise into labelled, .* Open it with those it was trained on"):
+        found.sets(0.5)
+
+
 def test_finished_runs_keep_what_describes_them(shipped):
     before = (shipped.run / "args/data.json").read_bytes()
     config = cssl.open(shipped.run).config
