@@ -243,6 +243,10 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
             decoded = pool.map(lambda file: (read_image(file.path, size, size), cache.content_hash(file.path)), part)
             for i, (pixels, content) in enumerate(tqdm(decoded, f"decoding {title}", len(part), unit="img",
                                                        disable=None)):
+                if not content:  # the file system's doing, not the file's: it would be skipped for ever
+                    reason = pixels if isinstance(pixels, str) else "it was there a moment ago"
+                    raise UserError(f"{part[i].path} cannot be read ({reason}). Make it readable, or move it away, and "
+                                    "start again.")
                 if isinstance(pixels, str):
                     unreadable.append(f"{part[i].path} ({pixels})")
                 else:

@@ -321,6 +321,23 @@ def test_equal_bytes_in_training_and_test_are_counted(tmp_path, program):
     assert f"3 pictures of {root} are training images of two classes, byte for byte, one of them of 'b'" in done.stderr
 
 
+def test_what_the_file_system_refuses_is_not_skipped_for_ever(tmp_path, program, monkeypatch):
+    """As a damaged file is: its rights may change, and its name, size and time do not."""
+    root = tmp_path / "pictures"
+    for i in range(6):
+        write(root / "train" / "ab"[i % 2] / f"{i}.png", (i, 0, 0))
+    locked = root / "train/a/2.png"
+    monkeypatch.setattr(sources, "read_image", lambda file, *size, read=sources.read_image: (
+        "Permission denied" if file == str(locked) else read(file, *size)))
+    monkeypatch.setattr(sources.cache, "content_hash", lambda file, read=sources.cache.content_hash: (
+        0 if file == str(locked) else read(file)))
+    flags = f"--dataset=folder:{root}", f"--data_dir={tmp_path / 'data'}"
+    assert f"{locked} cannot be read (Permission denied). Make it readable" in program(
+        inspect.main, *flags, code=2).stderr
+    monkeypatch.undo()
+    assert "skipped" not in program(inspect.main, *flags).stderr
+
+
 def test_hidden_and_linked_files_are_passed_over_and_counted(tmp_path, program):
     root = tmp_path / "pictures"
     for i, name in enumerate(("train/a/0", "train/a/deep/1", "train/b/0", "train/b/1", "test/a/0", "unlabeled/0",
