@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from libml.augment.augmenter import Augmenter
 from libml.augment.copies import Copies
-from libml.data import files, sources, splits
-from libml.data.batching import batches
+from libml.data import batching, files, sources, splits
 from libml.data.names import DatasetName, parse_name
 from libml.errors import OptionError, UserError
 
@@ -109,10 +108,16 @@ class SSLData(sources.Images):
         return DataFacts.of(self, self.copies and self.image_statistics()).augmenter(augment, **settings)
 
     def dataset(self, model: SSLModel) -> tf.data.Dataset:
-        """Returns the endless batches of a model from its next update on, for `fit`: those that `train` would use."""
+        """Returns the endless batches of a model, for `fit`: those that `train` would use, each time from its next
+        update on."""
         options = model.options
-        return batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0, seed=model.seed,
-                       start_step=int(model.updates.numpy()))
+
+        def following(_: tf.Tensor) -> tf.data.Dataset:
+            return batching.batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0,
+                                    seed=model.seed, start_step=tf.convert_to_tensor(model.updates))
+
+        return tf.data.Dataset.range(1).flat_map(following).apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).with_options(batching.options())
 
     def image_statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns float32 mean and standard deviation per channel, in [-1, 1], of the first unlabelled images.

@@ -608,6 +608,30 @@ def stop_at_once(trainer, report):
     trainer.model.stop_training = True
 
 
+def test_batches_go_on_wherever_they_are_asked_for_again(digits):
+    """Of one dataset, too: fit after fit, or epoch after epoch of a part of it."""
+    def trained(*fits):
+        model = make()
+        batches = digits.dataset(model)
+        for count, epochs in fits:
+            model.fit(batches.take(count), epochs=epochs, verbose=0)
+        return model.fingerprint()
+
+    assert trained((2, 1), (2, 1)) == trained((2, 2)) == trained((4, 1))
+    with pytest.raises(UserError, match="These batches never end"):
+        make().fit(digits.dataset(make()), verbose=0)
+
+
+def test_integers_that_are_no_bytes_and_data_of_other_classes(digits, tmp_path):
+    model, labels = make(), np.arange(8) % 2
+    two = cssl.from_arrays(digits.images[:8], labels, digits.images[8:16], labels)
+    with pytest.raises(UserError, match="Images are int64; expected uint8, or floats from -1 to 1"):
+        model(tf.constant(digits.images[:2], tf.int64))
+    for use in (model.predict_files, model.export):
+        with pytest.raises(UserError, match="data is SSLData of 2 classes, but this CSSL has 10"):
+            use(tmp_path / "x", two)
+
+
 @pytest.mark.slow
 def test_a_run_with_an_own_network_and_strong_view(tmp_path, digits, monkeypatch):
     def start(folder, network=tiny_net, hooks=(), strong=turned):
