@@ -181,8 +181,8 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
         else:
             check_function(hook, "A hook", "trainer", "report")
     if keras.config.image_data_format() != "channels_last" or tf.config.functions_run_eagerly():
-        raise UserError("Keras is set to channels_first, or TensorFlow to run functions eagerly; expected "
-                        "channels_last and graphs: keras.config.set_image_data_format, tf.config.run_functions_eagerly.")
+        raise UserError("Keras is set to channels_first, or TensorFlow to run functions eagerly; expected channels_last"
+                        " and graphs: keras.config.set_image_data_format, tf.config.run_functions_eagerly.")
     if network is None and not config.trusts_onednn and distribute.onednn_is_on():
         arch = config.network.arch
         what = arch if is_application(arch) else f"filters={config.network.filters}"

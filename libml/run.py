@@ -68,6 +68,10 @@ def identity(data: SSLData) -> dict:
             "num_images": len(data.labels) + len(data.test_labels)}
 
 
+def _checksum(facts: dict) -> int:
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
+
+
 def _is_number(value: object) -> bool:
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 1 << 63  # larger ones are no floats
@@ -235,6 +239,8 @@ class Run:
         try:
             stored = json.loads(self.facts_file.read_text(encoding="utf-8"))
             experiment.DataFacts.from_dict(stored)
+            if "checksum" in stored and stored.pop("checksum") != _checksum(stored):
+                raise ValueError("it is not what its checksum says")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.facts_file} is damaged ({type(error).__name__}: {error}): {cure}") from error
         return stored
@@ -322,7 +328,7 @@ class Run:
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
         if facts is not None:
-            write_text(self.facts_file, json.dumps(facts, indent=1))
+            write_text(self.facts_file, json.dumps(facts | {"checksum": _checksum(facts)}, indent=1))
         self.__dict__.pop("settings", None)  # they may say another length now
 
     def _check_unchanged(self, now: dict, advice: str) -> None:

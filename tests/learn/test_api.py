@@ -639,7 +639,8 @@ def test_threads_draw_one_after_the_other():
 
 
 @pytest.mark.parametrize(("change", "value", "usual"), [
-    (keras.config.set_image_data_format, "channels_first", "channels_last"), (tf.config.run_functions_eagerly, True, False)])
+    (keras.config.set_image_data_format, "channels_first", "channels_last"),
+    (tf.config.run_functions_eagerly, True, False)])
 def test_global_settings_that_would_fail_later(tmp_path, change, value, usual):
     change(value)
     try:
