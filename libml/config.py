@@ -131,6 +131,7 @@ class TrainOptions:
                             "features, or without --features on pixels", **HOUSEKEEPING)
     seed: int = option(0, "of initial weights, batches and augmentation (the split has its own, in the dataset's name)",
                        low=0, high=2 ** 62, row=False)
+    own_method: str = option("", "digest of the class of a method that a program brings along", named=False, flag=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,7 +465,16 @@ class RunConfig:
         values["method"] = self.method.__name__
         fixed = {name for name in {*stored, *values} if name not in fields or fields[name].metadata["fixed"]}
         return {name: (stored.get(name), values.get(name)) for name in sorted(fixed)
-                if stored.get(name) != values.get(name)}
+                if not self.agree(name, stored.get(name), values.get(name))}
+
+    @staticmethod
+    def agree(option: str, one: Any, other: Any) -> bool:
+        """Whether two values of an option are the same; of own code, only one may have a digest, which is behind a ~.
+        """
+        if one == other or not option.startswith("own_"):
+            return one == other
+        (name, _, code), (other_name, _, other_code) = one.partition("~"), other.partition("~")
+        return name == other_name and not (code and other_code)
 
     def folder(self) -> Path:
         """Returns the folder of the run, laid out as the original's: data, strong views, then method and options."""

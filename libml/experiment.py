@@ -58,7 +58,7 @@ def load(config: RunConfig, data: SSLData | None = None, strategy: tf.distribute
                 libml.data.load(options.dataset, options.data_dir, options.image_size, config.listing))
     data = data if options.mirror else dataclasses.replace(data, mirror=False)
     data = features.embed(config, data, strategy)
-    return libml.data.hold_out(data, share) if share else data
+    return libml.data.hold_out(data, share)
 
 
 def facts_of(config: RunConfig, data: SSLData) -> DataFacts:
@@ -127,9 +127,9 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
     Args:
         data: images that the program has at hand, instead of those of `config.data.dataset`.
         network: a function of num_classes and image_shape that returns a Keras classifier from float images in [-1, 1]
-            to logits, instead of `config.network`. A run knows it by name, layers and weights, not by what `call` does.
+            to logits, instead of `config.network`. A run knows it by name, layers, weights and its classes' source.
         strong: the strong augmentation, instead of the one of `config.augmentation`: a function in the graph of uint8
-            images [N, H, W, 3] and a seed [2], to uint8 or to floats in [-1, 1]. A run knows it by name.
+            images [N, H, W, 3] and a seed [2], to uint8 or to floats in [-1, 1]. A run knows it by name and source.
         hooks: called after every report as hook(trainer, report), or Keras callbacks, whose epochs are the reports.
         environment: variables that may describe a cluster (TF_CONFIG, SLURM's); none by default.
     """
@@ -145,7 +145,8 @@ def train(config: RunConfig, data: SSLData | None = None, *, network: Builder | 
         libml.data.check_batch(config.options.batch, strategy.num_replicas_in_sync)
         with group.errors_stop_all():
             run, facts = _prepare(config, data, network, strong, strategy, group.size)
-        group.check_same([run.config.network.own_network, run.config.augmentation.own_strong, run.data.digest])
+        group.check_same([run.config.network.own_network, run.config.augmentation.own_strong,
+                          run.config.training.own_method, run.data.digest])
         caches = Path((environment or {}).get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         failure = _try_views(config, run.model, caches / "cssl" / "views.json")
         trainer = Trainer(run, strategy, hooks, group)
@@ -179,6 +180,9 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
             _check_callback(hook)
         else:
             check_function(hook, "A hook", "trainer", "report")
+    if keras.config.image_data_format() != "channels_last" or tf.config.functions_run_eagerly():
+        raise UserError("Keras is set to channels_first, or TensorFlow to run functions eagerly; expected channels_last"
+                        " and graphs: keras.config.set_image_data_format, tf.config.run_functions_eagerly.")
     if network is None and not config.trusts_onednn and distribute.onednn_is_on():
         arch = config.network.arch
         what = arch if is_application(arch) else f"filters={config.network.filters}"
@@ -228,7 +232,8 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
         model = build(config.replace(weights="none") if begun else config, facts, network, strong)
     if network is None:
         check_memory(model=model)
-    config = custom.with_fingerprints(config, model, network, strong)
+    config = custom.with_fingerprints(config, model, network, strong).replace(
+        own_method=custom.code_of_classes([config.method]))
     run = Run(config.folder(), config=config, data=data, model=model, network=network)
     if config.data.whiten and run.checkpoints() and run.facts_file.exists():  # another version computed other ones
         model.image_statistics = run.facts.image_statistics
@@ -396,8 +401,9 @@ def check_fits(facts: DataFacts, data: SSLData) -> None:
         raise UserError(f"{data.name} has images of {data.image_shape}, the model was trained on images of "
                         f"{facts.image_shape}: use images of that size.")
     unnamed = [str(number) for number in range(facts.num_classes)]
-    if data.num_classes != facts.num_classes or (
-            data.class_names != facts.class_names and unnamed not in (data.class_names, facts.class_names)):
+    same_names = sorted(data.class_names) == sorted(facts.class_names)  # in another order: other classes
+    if data.num_classes != facts.num_classes or data.class_names != facts.class_names and (
+            same_names or unnamed not in (data.class_names, facts.class_names)):
         raise UserError(f"The classes of {data.name} do not match those of the model: {abridged(data.class_names)} "
                         f"instead of {abridged(facts.class_names)}. Use the classes that it was trained for.")
 

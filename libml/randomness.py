@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from libml.lazy import tf
 # Where seeds are made: random kernels take them from the host, which would else wait for the device at each of them.
 HOST = "CPU:0"
 PHILOX = 1  # TensorFlow's number for it
+_GENERATORS = threading.RLock()  # those of the process, which runs in several threads would draw from at once
 
 
 def by_philox(draw: Callable[..., tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
@@ -52,12 +54,13 @@ def derived_seed(seed: int | None, *place: int) -> int | None:
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Makes what Keras and NumPy draw without a seed of its own follow from this one (unless None)."""
-    before = random.getstate(), np.random.get_state()
-    if seed is not None:
-        random.seed(seed)  # Keras's initialisers draw their seeds here
-        np.random.seed(np.random.SeedSequence(seed).generate_state(1))
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+    with _GENERATORS:
+        before = random.getstate(), np.random.get_state()
+        if seed is not None:
+            random.seed(seed)  # Keras's initialisers draw their seeds here
+            np.random.seed(np.random.SeedSequence(seed).generate_state(1))
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

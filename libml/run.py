@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 LAST = (1, 10, 20, 50)
 SCORES = {"accuracy": 100, "ece": 1}  # one of which is in every report, and the largest that they can be
 CHECKPOINT = "model.ckpt"
+HALF_WRITTEN = re.compile(r"\.(checkpoint|\w+\.(json|jsonl|npz|npy))-[a-z0-9_]{8}|.+\.tempstate\d+")
+_PART = re.compile(r".+-(\d+)\.(index|data)(-\d+-of-\d+)?")  # of a checkpoint
 LENGTHEN = ("The learning rate's cosine spans the first length of a run; one that is to be lengthened needs its final "
             "length as --schedule_kimg from the start. Use the same length")
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load and json raise
@@ -64,6 +66,10 @@ def identity(data: SSLData) -> dict:
     """Returns by what a run knows its images again: a part of data.json."""
     return {"class_names": [str(name) for name in data.class_names], "digest": data.digest,
             "num_images": len(data.labels) + len(data.test_labels)}
+
+
+def _checksum(facts: dict) -> int:
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _is_number(value: object) -> bool:
@@ -233,6 +239,8 @@ class Run:
         try:
             stored = json.loads(self.facts_file.read_text(encoding="utf-8"))
             experiment.DataFacts.from_dict(stored)
+            if "checksum" in stored and stored.pop("checksum") != _checksum(stored):
+                raise ValueError("it is not what its checksum says")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.facts_file} is damaged ({type(error).__name__}: {error}): {cure}") from error
         return stored
@@ -248,6 +256,11 @@ class Run:
             self._check_unchanged(identity(data), "Bring them back, or evaluate what is there now by saying so: "
                                   f"--dataset={data.name}, or evaluate(data) in Python")
         return data
+
+    def calibration_data(self) -> SSLData:
+        """The run's images; UserError if it was opened with others, whose validation images it may have trained on."""
+        self._check_unchanged(identity(self.data), "Open it with those it was trained on")
+        return self.data
 
     @cached_property
     def model(self) -> SSLModel:
@@ -275,7 +288,7 @@ class Run:
         sets(coverage), records(). `credal` makes the method's credal sets too; UserError if it has none."""
         from libml.results.predict import Classifier
 
-        return Classifier.of_model(self.model, self.facts.class_names, lambda: self.data, self.embedder).predict(
+        return Classifier.of_model(self.model, self.facts.class_names, self.calibration_data, self.embedder).predict(
             images, credal=credal)
 
     def export(self, folder: str | Path, *, temperature: float | None = None, onnx: bool = False, force: bool = False,
@@ -297,6 +310,8 @@ class Run:
                                 "new run.")
             for name, (here, there) in config.differences(self.settings).items():
                 advice = LENGTHEN if name == "schedule_kimg" else "Use the same value"
+                if name.startswith("own_") and "~" in here:
+                    advice = "Use the same code (the part behind ~ is its digest)"
                 raise UserError(f"{self.path} holds a run with {name}={here}, this command says {name}={there}. "
                                 f"{advice}, or another --train_dir or --rerun.")
             if facts is not None:
@@ -308,12 +323,12 @@ class Run:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in folder.iterdir():  # what killed processes left half written: our names, and TensorFlow's
-                    if re.fullmatch(r"\..+-[a-z0-9_]{8}|.+\.tempstate\d+", file.name) and file.is_file():
+                    if HALF_WRITTEN.fullmatch(file.name) and file.is_file():
                         file.unlink(missing_ok=True)
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
         if facts is not None:
-            write_text(self.facts_file, json.dumps(facts, indent=1))
+            write_text(self.facts_file, json.dumps(facts | {"checksum": _checksum(facts)}, indent=1))
         self.__dict__.pop("settings", None)  # they may say another length now
 
     def _check_unchanged(self, now: dict, advice: str) -> None:
@@ -391,7 +406,7 @@ class Run:
         """Returns the checkpoints, oldest first, each with which of index and data there are."""
         found: dict[int, set[str]] = {}
         for file in self.checkpoint_dir.glob(f"{CHECKPOINT}-*"):
-            match = re.fullmatch(r".+-(\d+)\.(index|data)(-\d+-of-\d+)?", file.name)
+            match = _PART.fullmatch(file.name)
             if match:
                 found.setdefault(int(match[1]), set()).add(match[2])
         return sorted(found.items())
@@ -408,7 +423,8 @@ class Run:
         write_text(self.checkpoint_dir / "checkpoint", "\n".join(lines) + "\n")
         for prefix in prefixes[:-count]:
             for file in sorted(glob.glob(glob.escape(prefix) + ".*"), reverse=True):  # the index first
-                Path(file).unlink(missing_ok=True)
+                if _PART.fullmatch(Path(file).name):  # beside copies of the user's
+                    Path(file).unlink(missing_ok=True)
 
     def set_aside(self, prefixes: Iterable[str]) -> None:
         """Renames damaged checkpoints, which would otherwise count as the newest."""
@@ -479,7 +495,7 @@ def open_run(text: str | Path, *, method: Callable[[str], type[SSLModel]] | None
         from libml import experiment
 
         run.data = experiment.load(run.config, data)
-        experiment.check_fits(run.facts, data)
+        experiment.check_fits(run.facts, run.data)
     return run
 
 

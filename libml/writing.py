@@ -1,6 +1,7 @@
 """Files that are whole whenever they can be seen, and one clear line where the file system refuses."""
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -90,17 +91,18 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
             return
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("xb") as file:  # with the mode that the user's umask says
                 write(file)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
-            os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+            if path.exists():
+                temporary.chmod(path.stat().st_mode & 0o777)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 

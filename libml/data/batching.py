@@ -31,6 +31,14 @@ def stream_indices(step: tf.Tensor, *, seed: int, stream: int, total: int, batch
     return tf.ensure_shape(shuffled, [count])
 
 
+def options() -> tf.data.Options:
+    found = tf.data.Options()
+    found.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # Its thread sleeps as long as the run has lasted, up to a minute: a process with one core waits for it at its end.
+    found.autotune.enabled = False
+    return found
+
+
 def check_batch(batch: int, num_shards: int) -> None:
     """Raises UserError, naming the nearest batch that would do, where a batch does not divide over the replicas."""
     if batch % num_shards:
@@ -39,8 +47,8 @@ def check_batch(batch: int, num_shards: int) -> None:
                         f"{nearest}.")
 
 
-def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step: int = 0, num_shards: int = 1,
-            first_shard: int = 0, local_shards: int = 1) -> tf.data.Dataset:
+def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step: int | tf.Tensor = 0,
+            num_shards: int = 1, first_shard: int = 0, local_shards: int = 1) -> tf.data.Dataset:
     """Returns the endless training batches from `start_step` on.
 
     With several replicas, element i is shard `first_shard + i % local_shards` of step `start_step + i // local_shards`:
@@ -71,9 +79,5 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
         parts = {name: tf.ensure_shape(value, shapes[name]) for name, value in zip(shapes, values, strict=True)}
         return parts | {"labeled_index": tf.cast(x, tf.int32), "unlabeled_index": tf.cast(u, tf.int32)}
 
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Its thread sleeps as long as the run has lasted, up to a minute: a process with one core waits for it at its end.
-    options.autotune.enabled = False
     return (tf.data.Dataset.range(np.iinfo(np.int64).max)
-            .map(make, num_parallel_calls=READERS, deterministic=True).prefetch(PREFETCHED).with_options(options))
+            .map(make, num_parallel_calls=READERS, deterministic=True).prefetch(PREFETCHED).with_options(options()))

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import stat
+import unicodedata
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from libml.errors import OptionError, UserError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 PARTS = ("train", "unlabeled", "test", "valid")
+NO_CLASS = {"-1", "nan", "none", "null", "na", "n/a", "?", "unlabeled", "unlabelled"}  # by what some programs write
 MEASURED = 32  # images whose size is looked up
 _SPLITS = {"": "train", "train": "train", "training": "train", "unlabeled": "unlabeled", "unlabelled": "unlabeled",
            "test": "test", "valid": "valid", "val": "valid", "validation": "valid"}
@@ -93,7 +95,25 @@ def listing(path: Path, is_csv: bool) -> Listing:
             if (first, other.label) != (part, file.label):
                 raise UserError(f"{other.path} ({first}, class {other.label!r}) and {file.path} ({part}, class "
                                 f"{file.label!r}) are the same file. Leave one of them out.")
+    files.notes.extend(_doubts(path, files.class_names))
     return files
+
+
+def _doubts(path: Path, names: list[str]) -> Iterator[str]:
+    """Yields a line for each class that may be none, or another one."""
+    alike = collections.defaultdict[str | float, list[str]](list)
+    for name in names:
+        key: str | float = "".join(letter for letter in unicodedata.normalize("NFKC", name).casefold()
+                                   if letter.isprintable() and not letter.isspace())
+        if key in NO_CLASS:
+            yield (f"{name!r} is a class of {path}, as it is written. If it stands for no class: leave the label empty "
+                   "in a CSV file, put the images into the folder `unlabeled` beside `train`.")
+        with suppress(ValueError):
+            key = float(key)
+        alike[key].append(name)
+    for same in alike.values():
+        if len(same) > 1:
+            yield f"{' and '.join(map(ascii, same))} are different classes of {path}. If it is one, use one name."
 
 
 class _Walk:
@@ -184,6 +204,9 @@ def _list_folder(path: Path) -> Listing:
                                 "folder.")
             parts[part] += found
     parts["unlabeled"] += walk.images("", path / "unlabeled")
+    for entry in walk.entries(path):
+        if entry.name not in PARTS and (entry.is_dir() or _is_image(entry.name)):
+            walk.passed[f"folders and images other than {'/'.join(PARTS)}"].append(entry.path)
     names = sorted({file.label for file in parts["train"]})
     if not names:
         raise UserError(f"{path / 'train'} holds no image in class folders. Expected {path}/train/<class>/*.png "
@@ -209,24 +232,29 @@ def _list_csv(path: Path) -> Listing:
             from error
     parts = {part: list[File]() for part in PARTS}
     columns, lines, line = ["file", "label", "split"], dict[tuple[int, int], int](), 1
+    further, with_test = dict[int, str](), set[str]()  # columns that are not used and name parts, such as the test
     with tqdm(io.StringIO(text), f"reading {path.name}", text.count("\n"), leave=False, unit="row",
               disable=None) as bar:
         reader = csv.reader(bar, strict=True)
         try:
             for row in reader:
                 cells = [cell.strip() for cell in row]
-                if line == 1 and "file" in cells:
+                if line == 1 and "file" in (header := [cell.lower() for cell in cells]):
+                    cells = header
                     if "label" not in cells:
                         raise ValueError(f"the header {','.join(row)[:60]!r} names no column `label`")
                     if twice := [name for name in ("file", "label", "split") if cells.count(name) > 1]:
                         raise ValueError(f"the header {','.join(row)[:60]!r} names the column `{twice[0]}` twice")
                     columns = cells if "split" in cells else [*cells, "split"]
+                    further = {i: name for i, name in enumerate(cells) if name not in ("file", "label", "split")}
                 elif any(cells) and (found := _row(cells, columns, path.parent)):
                     part, file = found
                     if lines.setdefault(file.node, line) != line:
                         raise ValueError(f"{cells[columns.index('file')]} is in line {lines[file.node]} already; leave "
                                          "one of them out")
                     parts[part].append(file)
+                    further = {i: name for i, name in further.items() if "".join(cells[i:i + 1]).lower() in _SPLITS}
+                    with_test |= {name for i, name in further.items() if "".join(cells[i:i + 1]).lower() == "test"}
                 line = reader.line_num + 1  # where the next row begins
         except (ValueError, csv.Error) as error:
             raise UserError(f"{path}, line {line}: {error}.") from error
@@ -235,7 +263,9 @@ def _list_csv(path: Path) -> Listing:
         raise UserError(f"{path} has {'one class' if names else 'no class'} among its training images"
                         f"{f', {min(names)!r}' if names else ''}; a classifier needs at least two.")
     numbers = all(name.isdecimal() and len(name) < 19 for name in names)
-    return Listing(path, parts, sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
+    return Listing(path, parts, sorted(names, key=lambda name: (int(name) if numbers else 0, name)), [
+        f"The column `{name}` of {path} is not used. If it says which images are for the test, call it `split`."
+        for name in further.values() if name in with_test])
 
 
 def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File] | None:

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from libml.augment.augmenter import Augmenter
 from libml.augment.copies import Copies
-from libml.data import files, sources, splits
-from libml.data.batching import batches
+from libml.data import batching, files, sources, splits
 from libml.data.names import DatasetName, parse_name
 from libml.errors import OptionError, UserError
 
@@ -52,6 +51,7 @@ class SSLData(sources.Images):
     num_valid: int  # how many at the front of `order` are validation images; the rest is the unlabelled set
     calibration: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [K], see `hold_out`
     calibration_classes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    undivided: tuple[np.ndarray, np.ndarray] | None = None  # labelled images and classes before `hold_out`
     listing: files.Listing | None = None  # the image files that they were read from
     # Of features, float16 [N, 1 + weak + strong views, 1, D] and [M, 1, 1, D] for the test: the numbers of views, what
     # they were made by, and the images themselves, for training and test, where they are known.
@@ -108,10 +108,16 @@ class SSLData(sources.Images):
         return DataFacts.of(self, self.copies and self.image_statistics()).augmenter(augment, **settings)
 
     def dataset(self, model: SSLModel) -> tf.data.Dataset:
-        """Returns the endless batches of a model from its next update on, for `fit`: those that `train` would use."""
+        """Returns the endless batches of a model, for `fit`: those that `train` would use, each time from its next
+        update on."""
         options = model.options
-        return batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0, seed=model.seed,
-                       start_step=int(model.updates.numpy()))
+
+        def following(_: tf.Tensor) -> tf.data.Dataset:
+            return batching.batches(self, batch=options.batch, uratio=options.uratio if model.uses_unlabeled else 0,
+                                    seed=model.seed, start_step=tf.convert_to_tensor(model.updates))
+
+        return tf.data.Dataset.range(1).flat_map(following).apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).with_options(batching.options())
 
     def image_statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns float32 mean and standard deviation per channel, in [-1, 1], of the first unlabelled images.
@@ -324,12 +330,22 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     if (np.diff((labels < 0).astype(np.int8)) < 0).any():  # labelled images first, as validation images need labels;
         first = np.argsort(labels < 0, kind="stable")  # the copy may be large: only where it must be
         images, labels = images[first], labels[first]
-    source = sources.Source(images, labels, test_images, test_labels,
-                            names, mirror=mirror, fingerprint=digest.hexdigest())
+    known = np.prod(images.shape[1:3]) > 1 and not (name and isinstance(images, np.memmap))
+    source = sources.Source(images, labels, test_images, test_labels, names, mirror=mirror,
+                            notes=twins(images, test_images) if known else [], fingerprint=digest.hexdigest())
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
     if not split.is_arrays or "/" in name:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME, where NAME has no slash.")
     return make_split(source, split)
+
+
+def twins(images: np.ndarray, test_images: np.ndarray) -> list[str]:
+    """Returns a line about test images, if any, with the same bytes as training images."""
+    known = {hash(image.tobytes()) for image in images}
+    if not (count := sum(hash(image.tobytes()) in known for image in test_images)):
+        return []
+    return [f"{count} of the {len(test_images)} test images have the same bytes as training images: the result will be "
+            "too good."]
 
 
 def _own_images(given: np.ndarray) -> np.ndarray:
@@ -406,8 +422,13 @@ def _validation_of_user(source: sources.Source, labels: np.ndarray, name: Datase
 def hold_out(data: SSLData, share: float) -> SSLData:
     """Returns the data with a share of its labelled images set aside for calibration, drawn by the split's seed.
 
-    Classes give in proportion, and each keeps at least one image to train on.
+    Classes give in proportion, and each keeps at least one image to train on. What was set aside before comes back.
     """
+    if data.undivided is not None:
+        data = replace(data, labeled=data.undivided[0], labeled_classes=data.undivided[1], undivided=None,
+                       calibration=np.zeros(0, np.int64), calibration_classes=np.zeros(0, np.int64))
+    if not share:
+        return data
     order = np.random.RandomState(parse_name(data.name).seed).permutation(len(data.labeled))
     classes = data.labeled_classes[order]
     counts, by_class = np.bincount(classes), np.argsort(classes, kind="stable")
@@ -421,7 +442,8 @@ def hold_out(data: SSLData, share: float) -> SSLData:
                         "calibration; ask for more labels, two of some class at least.")
     rest = np.setdiff1d(np.arange(len(order)), chosen)
     return replace(data, labeled=data.labeled[rest], labeled_classes=data.labeled_classes[rest],
-                   calibration=data.labeled[chosen], calibration_classes=data.labeled_classes[chosen])
+                   calibration=data.labeled[chosen], calibration_classes=data.labeled_classes[chosen],
+                   undivided=(data.labeled, data.labeled_classes))
 
 
 def _fold(source: sources.Source, name: DatasetName) -> np.ndarray:

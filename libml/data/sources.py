@@ -262,6 +262,10 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
                                                        disable=None)):
                 if told:
                     told("reading images", i, len(part))
+                if not content:  # the file system's doing, not the file's: it would be skipped for ever
+                    reason = pixels if isinstance(pixels, str) else "it was there a moment ago"
+                    raise UserError(f"{part[i].path} cannot be read ({reason}). Make it readable, or move it away, and "
+                                    "start again.")
                 if isinstance(pixels, str):
                     unreadable[part[i].path] = pixels
                 else:

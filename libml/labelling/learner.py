@@ -56,6 +56,8 @@ def configuration(method: type[SSLModel], session: Session, **given: Any) -> Run
         path = str(session.path(n))
         with suppress(OSError):  # it is gone, and will be unreadable
             status = os.stat(path)
+            if not os.access(path, os.R_OK):
+                continue
             parts["unlabeled"].append(files.File("", path, status.st_size, status.st_mtime_ns, (0, n)))
     name = f"csv:{session.file.with_name('dataset.csv').resolve()}"
     return RunConfig.of(method, dataset=name, listing=files.Listing(session.folder, parts, []), **given)
@@ -70,7 +72,7 @@ def prepare(config: RunConfig, session: Session, told: sources.Told | None = Non
     arrays, meta, _ = sources.decode(listing, listing.parts, config.data.image_size,
                                      files.expand("data_dir", config.data.data_dir or DEFAULT_DATA_DIR), told)
     listed = {file.path for file in listing.parts["unlabeled"]}
-    bad = {n: meta["unreadable"].get(path, "it is gone") for n, path in enumerate(names)
+    bad = {n: meta["unreadable"].get(path, "it is gone, or may not be read") for n, path in enumerate(names)
            if path in meta["unreadable"] or path not in listed}
     images = arrays["images"]
     if len(images) < 2:

@@ -298,8 +298,9 @@ class SSLModel(KerasModel):
 
     def train_on_bytes(self, batch: dict) -> Scalars:
         """Runs one update on a batch of uint8 images; returns scalars to log, equal on all replicas."""
-        state = self.update.read()
-        return self.train_on_views(self.make_views(batch, state), state)
+        with tf.control_dependencies([*filter(tf.is_tensor, batch.values())]):  # they may follow from `updates`
+            state = self.update.read()
+            return self.train_on_views(self.make_views(batch, state), state)
 
     def train_on_views(self, views: dict, state: State | None = None) -> Scalars:
         """Runs one update on ready float views (`labeled`, `label`, `weak`, `strong`, …)."""
@@ -355,6 +356,8 @@ class SSLModel(KerasModel):
 
     def call(self, images, training=False):
         """Logits of the evaluated model, of bytes or of floats in [-1, 1]; `fit` and `predict` of Keras call this."""
+        if images.dtype != "uint8" and not images.dtype.is_floating:
+            raise UserError(f"Images are {images.dtype.name}; expected uint8, or floats from -1 to 1.")
         return self.infer(augment.to_float(images) if images.dtype == "uint8" else images)
 
     def predict_files(self, images: str | Path | Iterable[str | Path], data: SSLData, *, credal: bool = False,
@@ -362,15 +365,22 @@ class SSLModel(KerasModel):
         """Classifies image files, as `Run.predict`; `data` names the classes and calibrates conformal sets."""
         from libml.results.predict import Classifier
 
-        return Classifier.of_model(self, data.class_names, lambda: data).predict(images, credal=credal)
+        return Classifier.of_model(self, self._classes_of(data), lambda: data).predict(images, credal=credal)
+
+    def _classes_of(self, data: SSLData) -> list[str]:
+        if (found := getattr(data, "num_classes", 0)) != self.num_classes:
+            raise UserError(f"data is {type(data).__name__} of {found} classes, but this {type(self).__name__} has "
+                            f"{self.num_classes}: give the data it was trained on.")
+        return data.class_names
 
     def export(self, folder: str | Path, data: SSLData, *, temperature: float | None = None, onnx: bool = False,
                force: bool = False) -> dict:
         """Writes the averaged weights, calibrated on `data`, for programs that have TensorFlow alone: `Run.export`."""
         from libml.results import export
 
-        return export.export(self, data.class_names, lambda: data, Path(folder), temperature=temperature, onnx=onnx,
-                             origin={"method": type(self).__name__, "dataset": data.name}, force=force)
+        names, origin = self._classes_of(data), {"method": type(self).__name__, "dataset": data.name}
+        return export.export(self, names, lambda: data, Path(folder), temperature=temperature, onnx=onnx,
+                             origin=origin, force=force)
 
     def checkpoint_items(self) -> dict[str, tf.Variable | list[tf.Variable]]:
         """Returns everything that the rest of a training run depends on, as trackable objects."""

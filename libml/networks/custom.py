@@ -1,4 +1,4 @@
-"""A user-supplied network or strong augmentation: built, validated, fingerprinted."""
+"""A user-supplied network, strong augmentation or method: built, validated, fingerprinted."""
 from __future__ import annotations
 
 import ast
@@ -8,8 +8,9 @@ import json
 import re
 import textwrap
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,21 +145,55 @@ def fingerprint(network: keras.Model) -> str:
     return _short_hash([type(network).__name__, _canonical(config, {}), variables])
 
 
+def _is_own(cls: type) -> bool:
+    """Whether a class is in a file or notebook of the user's: neither of this program nor of an installed package."""
+    try:
+        file = Path(inspect.getfile(cls)).resolve()
+    except (OSError, TypeError):  # of a notebook, or built in
+        return cls.__module__ == "__main__"
+    root = Path(__file__).resolve().parents[2]
+    return not ({"site-packages", "dist-packages"} & {*file.parts} or any(
+        file.is_relative_to(root / package) for package in ("cssl", "libml")))
+
+
+def code_of(*things: Callable | type) -> str:
+    """Returns ~ and a digest of the source of functions and classes, without its layout and comments; "" where none can
+    be read, as of what was typed at a prompt."""
+    found: list[str] = []
+    for thing in things:
+        try:
+            sources = [inspect.getsource(thing)]
+        except (OSError, TypeError):  # an object, or a class of a notebook, whose functions have one
+            sources = []
+            for part in filter(inspect.isfunction, vars(thing).values() if isinstance(thing, type) else ()):
+                with suppress(OSError):
+                    sources.append(inspect.getsource(part))
+        with suppress(SyntaxError):  # a part of a statement
+            found += [ast.unparse(ast.parse(textwrap.dedent(source))) for source in sources]
+    return f"~{_short_hash(found)}" if found else ""
+
+
+def code_of_classes(classes: Iterable[type]) -> str:
+    """As `code_of`, of those of classes and what they inherit from that are the user's."""
+    own = {base for cls in classes for base in cls.__mro__ if _is_own(base)}
+    return code_of(*sorted(own, key=lambda cls: cls.__qualname__))
+
+
 def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None,
                       ) -> RunConfig:
     """Returns the configuration with what identifies the user's network and view; UserError if it has others."""
     fingerprints, values = {}, config.values()
     if network is not None:
-        fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(model.made_of['network'])}"
+        given = model.made_of["network"]
+        code = code_of_classes({type(layer) for layer in given._flatten_layers()})  # nothing public has nested ones
+        fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(given)}{code}"
     if strong is not None:
         fingerprints["own_strong"] = _name_of(strong)
         if hasattr(strong, "get_config"):
             fingerprints["own_strong"] += f"-{_short_hash(strong.get_config())}"
-        with suppress(OSError, TypeError, SyntaxError):  # an object, or a function that was typed at a prompt
-            body = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(strong))))
-            fingerprints["own_strong"] += f"~{_short_hash(body)}"
+        fingerprints["own_strong"] += code_of(strong)
     for name, value in fingerprints.items():
-        if values[name] not in ("", value):
+        if values[name] and not config.agree(name, values[name], value):
             raise UserError(f"This is a run with {name}={values[name]}, but {name}={value} was given: pass the same "
                             "one.")
     return config.replace(**fingerprints)

@@ -316,7 +316,7 @@ def export_run(run: Run, folder: Path, *, force: bool, **options) -> dict:
     model = restore(run, config.replace(mixed_precision="off")) if config.scale.mixed_precision != "off" else run.model
     origin = {"method": config.method.__name__, "dataset": config.data.dataset, "run": str(run.path.resolve()),
               "checkpoint": run.checkpoint}
-    return export(model, run.facts.class_names, lambda: run.data, folder, origin=origin, force=force,
+    return export(model, run.facts.class_names, run.calibration_data, folder, origin=origin, force=force,
                   embedder=run.embedder, **options)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import cssl
 from libml import data
 from libml.data import sets
 from libml.errors import UserError
@@ -171,3 +172,13 @@ def test_bad_arrays_are_refused(change, message):
                  "test_images": np.zeros((2, 8, 8), np.uint8), "test_labels": [0, 1]}
     with pytest.raises(UserError, match=message):
         data.from_arrays(**{**arguments, **change})
+
+
+def test_equal_bytes_in_training_and_test_arrays_are_counted():
+    images = np.random.RandomState(0).randint(0, 256, (12, 8, 8), np.uint8)
+    vectors, labels = np.random.RandomState(0).normal(size=(12, 5)), np.arange(12) % 2
+    for make, arrays in ((data.from_arrays, images), (cssl.from_features, vectors)):
+        found = make(arrays[:9], labels[:9], arrays[6:], labels[6:])
+        assert found.notes == ["3 of the 6 test images have the same bytes as training images: the result will be too "
+                               "good."]
+        assert not make(arrays[:6], labels[:6], arrays[6:], labels[6:]).notes

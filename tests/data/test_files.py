@@ -321,6 +321,61 @@ def test_equal_bytes_in_training_and_test_are_counted(tmp_path, program):
     assert f"3 pictures of {root} are training images of two classes, byte for byte, one of them of 'b'" in done.stderr
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda root: (root / "test").rename(root / "Test"), "and images other than train/unlabeled/test/valid (1)"),
+    (lambda root: (root / "train/a").rename(root / "train/B"), "'B' and 'b' are different classes of"),
+    (lambda root: (root / "test").rename(root / "train/unlabeled"), "'unlabeled' is a class of")])
+def test_folders_that_may_be_misnamed_are_told_of(tmp_path, change, message):
+    root = tmp_path / "pictures"
+    for i in range(6):
+        write(root / "train" / "ab"[i % 2] / f"{i}.png", (i, 0, 0))
+    write(root / "test/b/7.png", (7, 0, 0))
+    assert not files.listing(root, False).notes
+    change(root)
+    (note,) = files.listing(root, False).notes
+    assert message in note
+
+
+@pytest.mark.parametrize(("header", "labels", "message"), [
+    ("File,Label", "ab", None), ("file,label,note", "ab", None), ("file,label", ["a", "-1"], "'-1' is a class of"),
+    ("file,label", ["1", "1.0"], "'1' and '1.0' are different"), ("file,label", ["é", "e\u0301"], "are different"),
+    ("file,label,set", "ab", "The column `set` of .* is not used")])
+def test_labels_and_columns_that_may_be_meant_otherwise_are_told_of(tmp_path, header, labels, message):
+    for i in range(6):
+        write(tmp_path / f"{i}.png", (i, 0, 0))
+    rows = [f"{i}.png,{labels[i % 2]},{'test' if i > 3 and 'set' in header else ''}" for i in range(6)]
+    (tmp_path / "x.csv").write_text("\n".join([header, *rows]) if header.count(",") > 1 else
+                                    "\n".join([header, *(row.rpartition(",")[0] for row in rows)]))
+    notes = files.listing(tmp_path / "x.csv", True).notes
+    assert len(notes) == bool(message) and (not message or re.search(message, notes[0]))
+
+
+def test_a_column_split_has_any_case(tmp_path):
+    for i in range(6):
+        write(tmp_path / f"{i}.png", (i, 0, 0))
+    (tmp_path / "x.csv").write_text("".join(["File,Label,Split\n", *(f"{i}.png,{'ab'[i % 2]},{'Test' * (i > 3)}\n"
+                                                                   for i in range(6))]))
+    found = files.listing(tmp_path / "x.csv", True)
+    assert [len(found.parts[part]) for part in ("train", "test")] == [4, 2] and not found.notes
+
+
+def test_what_the_file_system_refuses_is_not_skipped_for_ever(tmp_path, program, monkeypatch):
+    """As a damaged file is: its rights may change, and its name, size and time do not."""
+    root = tmp_path / "pictures"
+    for i in range(6):
+        write(root / "train" / "ab"[i % 2] / f"{i}.png", (i, 0, 0))
+    locked = root / "train/a/2.png"
+    monkeypatch.setattr(sources, "read_image", lambda file, *size, read=sources.read_image: (
+        "Permission denied" if file == str(locked) else read(file, *size)))
+    monkeypatch.setattr(sources.cache, "content_hash", lambda file, read=sources.cache.content_hash: (
+        0 if file == str(locked) else read(file)))
+    flags = f"--dataset=folder:{root}", f"--data_dir={tmp_path / 'data'}"
+    assert f"{locked} cannot be read (Permission denied). Make it readable" in program(
+        inspect.main, *flags, code=2).stderr
+    monkeypatch.undo()
+    assert "skipped" not in program(inspect.main, *flags).stderr
+
+
 def test_hidden_and_linked_files_are_passed_over_and_counted(tmp_path, program):
     root = tmp_path / "pictures"
     for i, name in enumerate(("train/a/0", "train/a/deep/1", "train/b/0", "train/b/1", "test/a/0", "unlabeled/0",

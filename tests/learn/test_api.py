@@ -1,10 +1,12 @@
 """The Python API as docs/extending.md describes it: Keras's fit, predict and files, own networks, views and methods."""
 import functools
 import inspect
+import random
 import re
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import keras
@@ -23,6 +25,7 @@ from libml.augment import Augmenter
 from libml.config import describe
 from libml.errors import OptionError, UserError
 from libml.networks import custom as own
+from libml.randomness import seeded
 
 DIGITS = dict(image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
 
@@ -606,6 +609,55 @@ TINY = dict(dataset="digits.1@40-1", batch=8, uratio=2, report_kimg=0.03125, sav
 
 def stop_at_once(trainer, report):
     trainer.model.stop_training = True
+
+
+def test_batches_go_on_wherever_they_are_asked_for_again(digits):
+    """Of one dataset, too: fit after fit, or epoch after epoch of a part of it."""
+    def trained(*fits):
+        model = make()
+        batches = digits.dataset(model)
+        for count, epochs in fits:
+            model.fit(batches.take(count), epochs=epochs, verbose=0)
+        return model.fingerprint()
+
+    assert trained((2, 1), (2, 1)) == trained((2, 2)) == trained((4, 1))
+    with pytest.raises(UserError, match="These batches never end"):
+        make().fit(digits.dataset(make()), verbose=0)
+
+
+def test_threads_draw_one_after_the_other():
+    def draw(within=lambda: None, seed=1):
+        with seeded(seed):
+            return random.random(), within(), random.random()
+
+    inside, leave = threading.Event(), threading.Event()
+    other = threading.Thread(target=draw, args=(lambda: (inside.set(), leave.wait(60)), 2))
+    alone, together = draw(), draw(lambda: (other.start(), inside.wait(0.5))[:0])
+    leave.set()
+    other.join()
+    assert together[::2] == alone[::2]
+
+
+@pytest.mark.parametrize(("change", "value", "usual"), [
+    (keras.config.set_image_data_format, "channels_first", "channels_last"),
+    (tf.config.run_functions_eagerly, True, False)])
+def test_global_settings_that_would_fail_later(tmp_path, change, value, usual):
+    change(value)
+    try:
+        with pytest.raises(UserError, match="expected channels_last and graphs"):
+            train(RunConfig.of(CSSL, **TINY, train_dir=str(tmp_path)))
+    finally:
+        change(usual)
+
+
+def test_integers_that_are_no_bytes_and_data_of_other_classes(digits, tmp_path):
+    model, labels = make(), np.arange(8) % 2
+    two = cssl.from_arrays(digits.images[:8], labels, digits.images[8:16], labels)
+    with pytest.raises(UserError, match="Images are int64; expected uint8, or floats from -1 to 1"):
+        model(tf.constant(digits.images[:2], tf.int64))
+    for use in (model.predict_files, model.export):
+        with pytest.raises(UserError, match="data is SSLData of 2 classes, but this CSSL has 10"):
+            use(tmp_path / "x", two)
 
 
 @pytest.mark.slow

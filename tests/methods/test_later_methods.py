@@ -317,6 +317,8 @@ def test_calibration_images_are_held_out_in_proportion():
     batch = next(iter(data.batches(part, batch=30, uratio=1)))
     assert sorted(batch["labeled_index"].numpy()) == list(range(30))
     assert len(data.hold_out(whole, .9).labeled) == 10  # each class keeps one
+    np.testing.assert_array_equal(data.hold_out(part, .25).calibration, part.calibration)  # the data of a run again
+    np.testing.assert_array_equal(data.hold_out(part, 0).labeled, whole.labeled)
     assert np.bincount(data.hold_out(labelled([40, 20, 10, 2]), .5).calibration_classes).tolist() == [20, 10, 5, 1]
 
 

@@ -77,7 +77,7 @@ def test_what_is_stored_is_enough_to_rebuild_the_model(shipped):
     facts = DataFacts.from_dict(stored)
     np.testing.assert_array_equal(facts.image_statistics[0], np.float32(pixels.mean((0, 1, 2))))  # through JSON
     np.testing.assert_array_equal(facts.image_statistics[1], np.float32(pixels.std((0, 1, 2))))
-    assert facts.to_dict() | identity(data) == stored
+    assert facts.to_dict() | identity(data) | {"checksum": stored["checksum"]} == stored
 
 
 def test_older_runs_load_their_dataset(shipped, predictions, tmp_path):
@@ -442,6 +442,27 @@ def test_other_classes_and_sizes_do_not_match(shipped):
     two = [part[0], part[1] % 2, part[2], part[3] % 2]
     with pytest.raises(UserError, match="do not match"):
         cssl.open(shipped.run, data=from_arrays(*two)).evaluate()
+
+
+def test_numbers_as_names_have_an_order():
+    def facts(*names):
+        return DataFacts(list(names), (8, 8, 3), (1, 1), False)
+
+    data = from_arrays(np.zeros((3, 8, 8), np.uint8), np.arange(3), np.ones((1, 8, 8), np.uint8), np.zeros(1, int),
+                       num_labels=3, valid=0, class_names=["2", "0", "1"])
+    with pytest.raises(UserError, match=r"do not match those of the model: 2, 0, 1 instead of 0, 1, 2"):
+        experiment.check_fits(facts("0", "1", "2"), data)
+    experiment.check_fits(facts("2", "0", "1"), data)
+
+
+def test_sets_are_calibrated_with_the_runs_own_split(shipped):
+    """Others hold out images that it may have trained on."""
+    name, _, split = cssl.open(shipped.run).config.data.dataset.rpartition(".")
+    other = cssl.open(shipped.run, data=cssl.load(f"{name}.{int(split[0]) + 1}{split[1:]}", shipped.data_dir, 16))
+    assert other.evaluate()["accuracy"] >= 0
+    found = other.predict(shipped.images / "test")
+    with pytest.raises(UserError, match="divided otherwise into labelled, .* Open it with those it was trained on"):
+        found.sets(0.5)
 
 
 def test_finished_runs_keep_what_describes_them(shipped):

@@ -126,7 +126,8 @@ def test_a_run_of_an_older_version_continues(place, program):
     """Its data.json has no digest: another number of classes is still told, in words."""
     file = run_of(place) / "args/data.json"
     stored = json.loads(file.read_text())
-    file.write_text(json.dumps({name: value for name, value in stored.items() if name not in ("digest", "num_images")}))
+    file.write_text(json.dumps({name: value for name, value in stored.items() if name not in (
+        "digest", "num_images", "checksum")}))
     another_class(place / "pictures")
     assert "its classes were ant, bee, cat and are ant, bee, cat, dog" in go_on(place, program, 4, code=2).stderr
     shutil.rmtree(place / "pictures/train/dog")
@@ -137,7 +138,9 @@ def test_a_run_of_an_older_version_continues(place, program):
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda file: file.unlink(), "data.json is missing"),
     (lambda file: file.write_text(file.read_text().replace("ant", "elk")), "class_names are others than those of"),
-    (lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": "x"})), "data.json is damaged")])
+    (lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": "x"})), "data.json is damaged"),
+    (lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"image_shape": [32, 32, 3]})),
+     "it is not what its checksum says")])
 def test_a_run_without_a_true_description_of_its_data_is_refused(place, program, damage, message):
     """Or it would go on with whatever is there now, and predict classes by names that somebody has written."""
     run = run_of(place)

@@ -65,6 +65,16 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["x.json"]
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
+def test_new_files_have_the_mode_that_the_user_wants(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_text(tmp_path / "x.json", "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == mode
+
+
 def test_links_stay_and_devices_are_written_into(tmp_path):
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     target.write_text("old")
@@ -140,6 +150,8 @@ def test_checkpoints_are_found_by_their_files(tmp_path):
             (folder.checkpoint_dir / f"model.ckpt-{number}.{ending}").write_text("x")
     (folder.checkpoint_dir / "model.ckpt-512.index").write_text("its data is missing")
     (folder.checkpoint_dir / "checkpoint").write_text("garbage")
+    copy = folder.checkpoint_dir / "model.ckpt-64.index.mine"
+    copy.touch()
     assert [os.path.basename(path) for path in folder.checkpoints()] == [
         "model.ckpt-64", "model.ckpt-128", "model.ckpt-256", "model.ckpt-1024"]
     folder.keep_checkpoints(2)
@@ -147,6 +159,7 @@ def test_checkpoints_are_found_by_their_files(tmp_path):
 
     assert tf.train.latest_checkpoint(str(folder.checkpoint_dir)) == folder.checkpoint_at(1024)
     assert folder.checkpoints() == [folder.checkpoint_at(256), folder.checkpoint_at(1024)]
+    assert copy.exists() and not copy.with_suffix("").exists()
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):
@@ -157,14 +170,15 @@ def test_what_a_killed_writer_left_is_swept(tmp_path):
     targets = [folder.args, folder.stats / "predictions.npz", folder.report_file]
     for target in targets:
         assert subprocess.run([sys.executable, "-c", code, target], cwd=ROOT).returncode == -signal.SIGKILL
-    kept = folder.stats / ".hidden"
-    kept.touch()
+    kept = [folder.stats / ".hidden", folder.stats / ".notes-20240131"]
+    for file in kept:
+        file.touch()
     folder.checkpoint_dir.mkdir()
     (folder.checkpoint_dir / "model.ckpt-8.data-00000-of-00001.tempstate1234567").touch()
-    assert len([file for file in folder.path.rglob(".*") if file.is_file()]) == len(targets) + 1
+    assert len([file for file in folder.path.rglob(".*") if file.is_file()]) == len(targets) + 2
     folder.claim(config, {})
     assert [file for file in folder.path.rglob("*") if file.is_file() and file not in
-            (folder.args, folder.environment_file)] == [kept]
+            (folder.args, folder.environment_file)] == kept
 
 
 def test_a_folder_above_a_single_run_stands_for_it(tmp_path):
