@@ -27,6 +27,7 @@ from libml.augment.augmenter import Augmenter
 from libml.config import OWN, RunConfig, parse_views
 from libml.data import DataFacts, SSLData, cache, files, from_arrays
 from libml.data.sets import DEFAULT_DATA_DIR, Embedding, twins
+from libml.data.sources import Told
 from libml.devices import distribute
 from libml.errors import UserError
 from libml.networks.layers import dtype_policy
@@ -82,7 +83,8 @@ def restored(config: RunConfig, facts: DataFacts) -> Embedder | None:
     return embedder
 
 
-def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | None = None) -> SSLData:
+def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | None = None,
+          told: Told | None = None) -> SSLData:
     """Returns the data with features in place of images, as `--features` says; the first call makes and keeps them."""
     if not config.data.features or data.copies is not None:
         return data
@@ -111,7 +113,7 @@ def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | N
         augmenter.jit_compile |= pixels * SPARED_BY_PIXEL > COMPILING
         writer.meta |= {"of": of, "embedding": asdict(Embedding(network, embedder.digest(), data.image_shape))}
         _embed(writer, data, hashes, partial(passes, embedder, augmenter, strategy), counts, embedder.width,
-               cache.siblings(folder, of))
+               cache.siblings(folder, of), told)
 
     with cache.opened(folder, build, resumes=True) as (arrays, meta):
         features, test, embedding = arrays["images"], arrays["test_images"], Embedding.from_dict(meta["embedding"])
@@ -242,7 +244,7 @@ def _hash(image: np.ndarray) -> int:
 
 
 def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], embed_rows: Callable, counts: tuple[int, int],
-           width: int, siblings: Iterable[Path]) -> None:
+           width: int, siblings: Iterable[Path], told: Told | None) -> None:
     """Fills the arrays of a cache, from where a killed process left them, with what `siblings` have first."""
     parts = [("", data.images, hashes[0], counts), ("test_", data.test_images, hashes[1], (0, 0))]
     known: list[tuple[str, np.ndarray, np.ndarray]] = []
@@ -269,7 +271,7 @@ def _embed(writer: cache.Writer, data: SSLData, hashes: list[np.ndarray], embed_
             done[part] &= np.isfinite(stored[part]).all((1, 2, 3))
         todo, title = np.flatnonzero(~done), f"embedding {'test' if prefix else 'training'} images"
         fresh: list[np.ndarray] = []
-        with _progress(title, len(images), len(todo)) as advance:
+        with _progress(title, len(images), len(todo), told) as advance:
             for rows, vectors in embed_rows(images, keys, todo, kinds):
                 if not np.isfinite(vectors).all():
                     raise UserError(f"The features of image {rows[0]} or one near it are NaN, or too large for "
@@ -326,7 +328,7 @@ def passes(embedder: Embedder, augmenter: Augmenter, strategy: tf.distribute.Str
 
 
 @contextmanager
-def _progress(title: str, total: int, todo: int) -> Iterator:
+def _progress(title: str, total: int, todo: int, told_to: Told | None) -> Iterator:
     """Gives a function that counts images and says when to flush: a bar on a terminal, else a line now and then."""
     started = told = flushed = time.monotonic()
     count = 0
@@ -335,6 +337,8 @@ def _progress(title: str, total: int, todo: int) -> Iterator:
         nonlocal count, told, flushed
         count, now = count + images, time.monotonic()
         bar.update(images)
+        if told_to:
+            told_to(title, total - todo + count, total)
         if bar.disable and (now - told > TOLD_SECONDS or count == todo):
             told, rate = now, count / max(now - started, 1e-9)
             print(f"{title}: {total - todo + count} of {total}, {rate:.0f} images/s, "

@@ -78,8 +78,9 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file under another name and moves it to its place: nobody sees half of it.
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
+    """Writes a file under another name and moves it to its place: nobody sees half of it. A `durable` one is on the
+    disk then, also if the power fails.
 
     A link stays one: what it names is replaced. Devices and pipes are written into.
     """
@@ -94,6 +95,9 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         try:
             with temporary.open("xb") as file:  # with the mode that the user's umask says
                 write(file)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             if path.exists():
                 temporary.chmod(path.stat().st_mode & 0o777)
             os.replace(temporary, path)
@@ -102,8 +106,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise
 
 
-def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
+def write_text(path: Path, text: str, durable: bool = False) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()), durable)
 
 
 def check_writable(path: Path, ours: bytes) -> None:

@@ -8,7 +8,8 @@ from typing import NoReturn
 from cssl.program import exit_on_user_error
 from libml.errors import UserError, printable
 
-TOOLS = ("data", "doctor", "export", "extract", "inspect", "plot", "predict", "report", "reproduce", "table")
+TOOLS = ("audit", "data", "doctor", "export", "extract", "inspect", "label", "plot", "predict", "report", "reproduce",
+         "table")
 
 
 def console() -> None:

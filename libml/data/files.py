@@ -6,7 +6,7 @@ import os
 import stat
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,8 +119,9 @@ def _doubts(path: Path, names: list[str]) -> Iterator[str]:
 class _Walk:
     """Looks into folders and remembers what it passes over."""
 
-    def __init__(self):
+    def __init__(self, expected: Collection[str] = ()):
         self.passed = collections.defaultdict[str, list[str]](list)  # paths by kind
+        self.expected = expected  # names of what is passed over without a word
 
     def __str__(self) -> str:
         paths = [path for found in self.passed.values() for path in found]
@@ -131,7 +132,8 @@ class _Walk:
         """What a folder holds that is not hidden, by name; nothing if there is none."""
         try:
             with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+                entries = sorted((entry for entry in found if entry.name not in self.expected),
+                                 key=lambda entry: entry.name)
         except FileNotFoundError:
             return []
         except OSError:
@@ -172,9 +174,10 @@ def _file(label: str, path: str, status: os.stat_result) -> File:
     return File(label, path, status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
-def image_files(folder: Path) -> tuple[list[Path], list[str]]:
-    """The images below a folder, in the order of their paths, and perhaps one line about what is passed over."""
-    walk = _Walk()
+def image_files(folder: Path, expected: Collection[str] = ()) -> tuple[list[Path], list[str]]:
+    """The images below a folder, in the order of their paths, and perhaps one line about what is passed over, but for
+    `expected` names."""
+    walk = _Walk(expected)
     found = [Path(file.path) for file in walk.images("", folder)]
     return found, [str(walk)] if walk.passed else []
 
@@ -244,8 +247,8 @@ def _list_csv(path: Path) -> Listing:
                         raise ValueError(f"the header {','.join(row)[:60]!r} names the column `{twice[0]}` twice")
                     columns = cells if "split" in cells else [*cells, "split"]
                     further = {i: name for i, name in enumerate(cells) if name not in ("file", "label", "split")}
-                elif any(cells):
-                    part, file = _row(cells, columns, path.parent)
+                elif any(cells) and (found := _row(cells, columns, path.parent)):
+                    part, file = found
                     if lines.setdefault(file.node, line) != line:
                         raise ValueError(f"{cells[columns.index('file')]} is in line {lines[file.node]} already; leave "
                                          "one of them out")
@@ -265,8 +268,8 @@ def _list_csv(path: Path) -> Listing:
         for name in further.values() if name in with_test])
 
 
-def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
-    """Returns what a row is for and its file; ValueError says what is wrong."""
+def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File] | None:
+    """Returns what a row is for and its file, None for an excluded one; ValueError says what is wrong."""
     values = dict(zip(columns, cells, strict=False))
     if "label" not in values or "file" not in values or len(cells) > len(columns):
         raise ValueError(f"{len(cells)} cell{'s'[:len(cells) > 1]} {','.join(cells)[:60]!r}; expected "
@@ -276,8 +279,10 @@ def _row(cells: list[str], columns: list[str], start: Path) -> tuple[str, File]:
         if "\n" in cell:
             raise ValueError(f"{cell[:60]!r} goes over several lines; expected a row in each: close the quote that is "
                              "opened here, or leave it out")
+    if word == "excluded":
+        return None
     if word not in _SPLITS:
-        raise ValueError(f"split {word!r}; expected train, test, valid, or nothing")
+        raise ValueError(f"split {word!r}; expected train, test, valid, excluded, or nothing")
     part = "unlabeled" if _SPLITS[word] == "train" and not label else _SPLITS[word]
     if bool(label) == (part == "unlabeled"):
         raise ValueError(f"{name} is to be `{part}` {'with' if label else 'without'} a label; "

@@ -3,6 +3,7 @@ import hashlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,6 +19,7 @@ from libml.data.names import DATASETS, Dataset
 from libml.errors import UserError
 
 TEST_SHARE = 0.2  # of a user's labelled images, where none are named for the test
+Told = Callable[[str, int, int], None]  # of long work: what is done, how many, of how many
 CACHE_NAME = f"{cache.NAME}-1"  # the number changes when the stored arrays change their meaning
 
 
@@ -56,8 +58,8 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
     return images[..., :3]
 
 
-def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
-    """Resizes one image to size x size (or another width), upright, in RGB bytes; ValueError for unknown scales."""
+def upright(image: Image.Image) -> Image.Image:
+    """Returns an image upright and in RGB; ValueError for unknown scales."""
     image = ImageOps.exif_transpose(image)  # cameras store how they were held
     if image.mode == "F" or image.mode.startswith("I"):  # I;16, I;16B, or I, in which Pillow reads 16-bit PGM
         levels = np.asarray(image).astype(np.float64)
@@ -66,7 +68,12 @@ def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
             raise ValueError(f"its values go from {low:.6g} to {high:.6g}; expected floats of 0 to 1, or whole numbers "
                              "of 8 or 16 bits")
         image = Image.fromarray((np.round(levels * 255) if image.mode == "F" else levels // 256).astype(np.uint8))
-    return np.asarray(image.convert("RGB").resize((width or size, size), Image.Resampling.BICUBIC))
+    return image.convert("RGB")
+
+
+def resize(image: Image.Image, size: int, width: int = 0) -> np.ndarray:
+    """Resizes one image to size x size (or another width), as `upright`."""
+    return np.asarray(upright(image).resize((width or size, size), Image.Resampling.BICUBIC))
 
 
 def digits() -> Source:
@@ -161,12 +168,11 @@ def _decode_tfds(dataset: Dataset, version_dir: Path, data_dir: Path, writer: ca
             writer.add("folds", np.array([line.split() for line in file.read_text().splitlines() if line], np.int64))
 
 
-def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
-    """Returns the images of a listing, resized to a square; those for validation if it is taken as a `whole`.
-
-    Without test images, about a fifth of every class is held out, by the split's seed and each file's contents.
-    """
-    path, parts = listing.path, listing.parts if whole else listing.parts | {"valid": []}
+def decode(listing: files.Listing, parts: dict[str, list[files.File]], image_size: int, data_dir: Path,
+           told: Told | None = None) -> tuple[dict[str, np.ndarray], dict, str]:
+    """Returns arrays and notes of the readable images of a listing's parts, resized to a square, from a cache that the
+    first call makes; and a remark about what is kept of earlier states."""
+    path = listing.path
     inside = os.path.join(path.parent if path.is_file() else path, "")
     contents = [[(file.label, file.path.removeprefix(inside), file.size, file.modified) for file in part]
                 for part in parts.values()]
@@ -177,17 +183,28 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
 
     def build(writer: cache.Writer) -> None:
         writer.meta["of"] = str(place), image_size, bool(parts["valid"])
-        _decode_files(path.name, parts, listing.class_names, image_size, writer)
+        _decode_files(path.name, parts, listing.class_names, image_size, writer, told)
 
-    names, remarks = listing.class_names, [str(listing)]
     with cache.opened(location, build) as (arrays, meta):
-        notes, num_valid = [*meta["notes"], *listing.notes], int(meta.get("num_valid", 0))
-        images, labels, hashes = arrays["images"], np.array(arrays["labels"]), np.array(arrays["hashes"])
-        test_images, test_labels, test_hashes = arrays["test_images"], arrays["test_labels"], arrays["test_hashes"]
+        found = {f"{part}{name}": arrays[f"{part}{name}"] if name == "images" else np.array(arrays[f"{part}{name}"])
+                 for part in ("", "test_") for name in ("images", "labels", "hashes")}
+        meta = {"notes": list(meta["notes"]), "num_valid": int(meta.get("num_valid", 0)), **meta}
         old = cache.siblings(location, meta.get("of"))
-    if old:
-        remarks.append(f"Decoded images of {path} as it was before take {sum(old.values()) / 1e6:,.1f} MB and may "
-                       f"be deleted if no run uses them: {', '.join(map(str, old))}")
+    return found, meta, (f"Decoded images of {path} as it was before take {sum(old.values()) / 1e6:,.1f} MB and may be "
+                         f"deleted if no run uses them: {', '.join(map(str, old))}" if old else "")
+
+
+def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: int, whole: bool = False) -> Source:
+    """Returns the images of a listing, resized to a square; those for validation if it is taken as a `whole`.
+
+    Without test images, about a fifth of every class is held out, by the split's seed and each file's contents.
+    """
+    path, parts = listing.path, listing.parts if whole else listing.parts | {"valid": []}
+    arrays, meta, old = decode(listing, parts, image_size, data_dir)
+    names, remarks = listing.class_names, [str(listing), *filter(None, [old])]
+    notes, num_valid = [*meta["notes"], *listing.notes], meta["num_valid"]
+    images, labels, hashes = (arrays[name] for name in ("images", "labels", "hashes"))
+    test_images, test_labels, test_hashes = (arrays[f"test_{name}"] for name in ("images", "labels", "hashes"))
     fingerprint = hashlib.sha256(hashes.tobytes() + test_hashes.tobytes()).hexdigest()
     valid = np.arange(len(labels)) < num_valid
     present = np.bincount(labels[(labels >= 0) & ~valid], minlength=len(names))
@@ -231,10 +248,10 @@ def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:
         return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int,
-                  writer: cache.Writer) -> None:
+def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[str], size: int, writer: cache.Writer,
+                  told: Told | None) -> None:
     """Stores readable images for training (validation, labelled, unlabelled) and test, with hashes of their files."""
-    classes, unreadable = {name: c for c, name in enumerate(names)} | {"": -1}, []
+    classes, unreadable = {name: c for c, name in enumerate(names)} | {"": -1}, dict[str, str]()
     for prefix, part in (("", parts["valid"] + parts["train"] + parts["unlabeled"]), ("test_", parts["test"])):
         images = writer.create(f"{prefix}images", (len(part), size, size, 3), np.uint8)
         kept, hashes = list[int](), list[int]()
@@ -243,12 +260,14 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
             decoded = pool.map(lambda file: (read_image(file.path, size, size), cache.content_hash(file.path)), part)
             for i, (pixels, content) in enumerate(tqdm(decoded, f"decoding {title}", len(part), unit="img",
                                                        disable=None)):
+                if told:
+                    told("reading images", i, len(part))
                 if not content:  # the file system's doing, not the file's: it would be skipped for ever
                     reason = pixels if isinstance(pixels, str) else "it was there a moment ago"
                     raise UserError(f"{part[i].path} cannot be read ({reason}). Make it readable, or move it away, and "
                                     "start again.")
                 if isinstance(pixels, str):
-                    unreadable.append(f"{part[i].path} ({pixels})")
+                    unreadable[part[i].path] = pixels
                 else:
                     images[len(kept)] = pixels
                     kept.append(i)
@@ -259,5 +278,6 @@ def _decode_files(title: str, parts: dict[str, list[files.File]], names: list[st
         writer.add(f"{prefix}hashes", np.array(hashes, np.uint64))
         if not prefix:
             writer.meta["num_valid"] = sum(i < len(parts["valid"]) for i in kept)
-    writer.meta["notes"] = ([f"{len(unreadable)} unreadable image files were skipped: {', '.join(unreadable[:3])}"
-                             f"{', …' * (len(unreadable) > 3)}"] if unreadable else [])
+    first = ", ".join(f"{path} ({reason})" for path, reason in islice(unreadable.items(), 3))
+    note = f"{len(unreadable)} unreadable image files were skipped: {first}{', …' * (len(unreadable) > 3)}"
+    writer.meta |= {"unreadable": unreadable, "notes": [note] if unreadable else []}

@@ -21,8 +21,9 @@ class Lock:
     here, holds it while it renews its lock: one that is silent is waited for, then taken over.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, work: str = "trained", instead: str = "use another --train_dir or --rerun"):
         self.path, self.file = path, path / "lock.json"
+        self._work, self._instead = work, instead  # for messages: what is done here, and what else one can do
         self._held = ""  # the text of the lock while this process holds it
 
     @contextmanager
@@ -34,8 +35,8 @@ class Lock:
             while not self._create(text):
                 self._remove_dead()
         except OSError as error:
-            raise UserError(f"Cannot write to the run folder {self.path} ({error.strerror}). Name a writable "
-                            "--train_dir.") from error
+            raise UserError(f"Cannot write to {self.path} ({error.strerror}). Make it writable, or "
+                            f"{self._instead}.") from error
         ended = threading.Event()
 
         def renew() -> None:
@@ -59,7 +60,7 @@ class Lock:
         """Raises UserError if this process held the folder and has lost it."""
         text = self._read()[0] if self._held else ""
         if text is None:
-            raise UserError(f"{self.path} was moved or deleted while it was trained. Bring it back, and the same "
+            raise UserError(f"{self.path} was moved or deleted while it was {self._work}. Bring it back, and the same "
                             "command continues it.")
         if text != self._held:
             raise UserError(f"{self.path} was taken over by another process while this one stood still: {text[:200]}")
@@ -98,8 +99,8 @@ class Lock:
                 time.sleep(0.5)
                 lives = self._read() != (text, renewed)
         if lives:
-            raise UserError(f"{self.path} is being trained by {who} since {holder.get('since')}. Wait for it, stop it, "
-                            f"or use another --train_dir or --rerun; if it is gone, delete {self.file.name} there.")
+            raise UserError(f"{self.path} is being {self._work} by {who} since {holder.get('since')}. Wait for it, "
+                            f"stop it, or {self._instead}; if it is gone, delete {self.file.name} there.")
         with suppress(FileNotFoundError), self.file.open("r+", errors="replace") as file:
             with suppress(ImportError, OSError):  # Windows; a file system that has no such locks
                 import fcntl

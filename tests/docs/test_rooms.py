@@ -10,7 +10,7 @@ from conftest import ROOT
 import libml
 from cssl import methods
 
-ROOMS = ("augment", "data", "networks", "learn", "devices", "results")
+ROOMS = ("augment", "data", "networks", "learn", "devices", "results", "labelling")
 FOUNDATION = {"libml", "libml.errors", "libml.lazy", "libml.randomness", "libml.writing"}  # for everybody
 TOP = {
     "libml": "", "libml.errors": "", "libml.lazy": "", "libml.randomness": "libml.lazy",

@@ -304,7 +304,7 @@ def test_bad_flags_are_one_line(flags, message, monkeypatch, capsys, tmp_path):
 def test_unwritable_train_dir_is_one_line(program, tmp_path):
     (tmp_path / "file").write_text("")
     done = program(CSSL, *PLAIN, "--train_steps=8", f"--train_dir={tmp_path / 'file'}", code=2)
-    assert "Cannot write to the run folder" in done.stderr
+    assert "Cannot write to" in done.stderr
 
 
 @pytest.mark.parametrize("module, own", [("cssl", "alpha_bound"), ("fixmatch", "confidence"), ("upsmatch", "conf_p")])
