@@ -388,7 +388,8 @@ def test_embeddings_are_trained_on_as_they_are(views, counts, tmp_path):
     order = np.argsort(labels < 0, kind="stable")
     np.testing.assert_array_equal(data.plain[:, 0, 0], plain[order])
     np.testing.assert_array_equal(data.labels, labels[order])
-    run = cssl.train(RunConfig.of(CSSL, train_dir=str(tmp_path), batch=8, ema=0.5, train_steps=40), data)
+    run = cssl.train(RunConfig.of(CSSL, train_dir=str(tmp_path), batch=8, ema=0.5, train_steps=40,
+                                  baseline=False), data)
     assert run.config.data.features == "own" and run.config.network.arch == "linear"
     assert run.evaluate()["accuracy"] > 70  # two clouds 2.4 standard deviations apart
     with pytest.raises(UserError, match="was trained on the embeddings of own, which images do not tell"):
