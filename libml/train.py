@@ -257,7 +257,7 @@ class Trainer:
         images = np.asarray(self.data.plain[sample])
         with self.group.expected("an evaluation"):
             scores, test = evaluate_all(self.evaluator, self.data)
-            guesses = self.evaluator(images, raw=False)[0]
+            guesses = self.evaluator(images)[0]
         distribution = np.bincount(test.argmax(1), minlength=self.data.num_classes) / len(test)
         rate, left = clock.report(self.total_updates - self.updates)
         report = {"step": self.updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),

@@ -67,6 +67,7 @@ def batches(data: SSLData, *, batch: int, uratio: int, seed: int = 0, start_step
     def gather(x: np.ndarray, u: np.ndarray):
         return images[labeled[x]], classes[x], images[unlabeled[u]], labels[unlabeled[u]]
 
+    @tf.autograph.experimental.do_not_convert  # it has no control flow, and a start would take 0.1 s more
     def make(element: tf.Tensor) -> dict[str, tf.Tensor]:
         step = start_step + element // local_shards
         shard = first_shard + element % local_shards

@@ -33,35 +33,31 @@ class Evaluator:
         self.strategy, self.batch = strategy, batch
         replicas = strategy.num_replicas_in_sync
 
-        def predict(chunk: tf.Tensor, raw: bool) -> tf.Tensor:
+        def predict(chunk: tf.Tensor) -> tf.Tensor:
             # Every replica gets the whole chunk and takes its rows: no input pipeline to set up for a few batches.
             context = tf.distribute.get_replica_context()
             if replicas > 1:
                 rows = chunk.shape[0] // replicas
                 chunk = chunk[context.replica_id_in_sync_group * rows:][:rows]
             mine = to_float(chunk)
-            found = tf.stack([tf.nn.softmax(model.infer(mine, ema=ema)) for ema in (True, False)[:1 + raw]], 1)
+            found = tf.stack([tf.nn.softmax(model.infer(mine, ema=ema)) for ema in (True, False)], 1)
             return exchange([], [found])[1][0]
 
-        def run(chunk, raw):
-            return strategy.experimental_local_results(strategy.run(predict, args=(chunk, raw)))[0]
+        self._run = lambda chunk: strategy.experimental_local_results(strategy.run(predict, args=(chunk,)))[0]
+        self._traced: dict[tuple, Callable] = {}  # by image shape
 
-        self._run = run
-        self._traced: dict[tuple, Callable] = {}  # by whether the raw model is asked, too, and image shape
-
-    def __call__(self, *parts: np.ndarray | Subset, raw: bool = True) -> np.ndarray:
-        """Returns the probabilities [models, N, classes] of the averaged and, if `raw`, of the raw model for the images
-        of all parts."""
+    def __call__(self, *parts: np.ndarray | Subset) -> np.ndarray:
+        """Returns the probabilities [2, N, classes] of the averaged and the raw model for the images of all parts."""
         replicas, shape = self.strategy.num_replicas_in_sync, parts[0][:1].shape[1:]
         size, dtype = (self.batch or max(256, SMALL // np.prod(shape, dtype=int))) * replicas, parts[0][:1].dtype
-        if (raw, shape) not in self._traced:  # once, for any number of images
+        if shape not in self._traced:  # once, for any number of images
             spec = tf.TensorSpec([size if replicas > 1 else None, *shape], dtype)
-            self._traced[raw, shape] = tf.function(lambda chunk: self._run(chunk, raw), [spec], autograph=False)
+            self._traced[shape] = tf.function(self._run, [spec], autograph=False)
         predictions = []
         for chunk in _chunks(parts, size):
             if replicas > 1:  # all get as many
                 chunk = np.concatenate([chunk, np.zeros((size - len(chunk), *shape), dtype)])
-            predictions.append(self._traced[raw, shape](tf.constant(chunk)).numpy())
+            predictions.append(self._traced[shape](tf.constant(chunk)).numpy())
         return np.concatenate(predictions)[:sum(map(len, parts))].swapaxes(0, 1)
 
 

@@ -314,7 +314,7 @@ def test_stateless_call_equals_call(arch):
             np.testing.assert_allclose(u, v.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", sorted(set(ARCHITECTURES) - {"mcdropresnet"}))  # which is resnet
 @pytest.mark.slow
 def test_compiled_by_xla(arch):
     net, x = small(arch, repeat=1, dropout=0.3), images()

@@ -23,7 +23,7 @@ def test_facts():
     assert f"tensorflow {tf.__version__}" in found["versions"] and found["GPUs"] == "none that TensorFlow can use"
 
 
-STARTED = ("facts", "trajectory", "repeated_steps")  # as processes of their own, with oneDNN as each has it
+STARTED = ("trajectory", "repeated_steps")  # as processes of their own, with oneDNN as each has it
 
 
 @pytest.mark.slow
