@@ -4,8 +4,9 @@
                                [--filter=cssl.flexmatch] [--recorded] [--report] [--write] [-- FLAGS]
 
 docs/evidence.md has the protocol. Runs what is missing, then prints the tables as Markdown. Flags after `--` are added
-to each run. Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, and
-`methods`, all methods on the digits. CIFAR-10 and Fashion-MNIST: `cssl-data cifar10 fashion_mnist` first.
+to each run. More parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, `methods`, all
+methods on the digits, and those whose names begin with `features`. CIFAR-10 and Fashion-MNIST: `cssl-data cifar10
+fashion_mnist` first.
 """
 import itertools
 import math
@@ -48,6 +49,7 @@ ROWS = (
 SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
          "ema": 0.98, "bn_momentum": 0.98}
 FEATURES = {"features": "keras:MobileNetV2"}  # with --weights=FILE after the --, where it cannot be downloaded
+SUBSET = Path("experiments", "cifar10_10000")  # the first 10,000 training images of CIFAR-10, all test images
 SPREADING = "LabelSpreading (scikit-learn)"
 TAGS = ("accuracy", "ece", "nll")
 START = 1 / 8  # of the length, where "faster at the start" is looked at: the first report from there on,
@@ -93,12 +95,35 @@ PARTS = {
     "features_40": Part("features", _splits("cifar10.@40-1"), ROWS, FEATURES, last=20),
     "features_250": Part("features", _splits("cifar10.@250-1"), ROWS, FEATURES, last=20),
     "features_fashion_mnist": Part("features", _splits("fashion_mnist.@40-1"), ROWS, FEATURES, last=20),
+    "features_all": Part("features", _splits("cifar10.@40-1"),
+                         tuple((name, {}) for name in cssl.methods() if not cssl.method(name).needs_pixels),
+                         FEATURES, last=20),
+    "features_resnet50": Part("features", _splits(f"folder:{SUBSET}.@40-1"),
+                              (("CSSL", {}), ("FixMatch", {}), ("LSMatch", {}), (LABELS_ALONE, {})),
+                              {"features": "keras:ResNet50"}, last=20),
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
                   tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
     "methods": Part("methods", _splits("digits.@40-1"), tuple((name, {}) for name in cssl.methods()), {}, last=20),
 }
 CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
 FEATURES_PARTS = ("features_40", "features_250", "features_fashion_mnist")
+
+
+def write_subset(folder: Path, count: int = 10_000) -> None:
+    """Writes the first training images of CIFAR-10 and all of its test images as PNG files, unless they are there."""
+    cli.start_tensorflow()
+    from PIL import Image
+
+    from libml.data import sources
+
+    source = sources.tfds_source("cifar10", cli.default_data_dir())
+    for part, images, labels in (("train", source.images[:count], source.labels), ("test", source.test_images,
+                                                                                   source.test_labels)):
+        for number, (image, label) in enumerate(zip(images, labels, strict=False)):
+            file = folder / part / source.class_names[label] / f"{number:05}.png"
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(file)
 
 
 def curves_table(runs: list[Run]) -> list[list[str]]:
@@ -361,7 +386,7 @@ def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
 def main() -> int:
     parser = tools.parser(__doc__)
     parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in (
-                        "pilot", "methods", *FEATURES_PARTS)),
+                        "pilot", "methods") and not name.startswith("features")),
                         help=f"of {', '.join(PARTS)}; default: %(default)s")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
@@ -380,6 +405,8 @@ def main() -> int:
         record.restore(RECORD, args.train_dir)
     code = 0
     if not args.report:
+        if "features_resnet50" in parts:
+            write_subset(SUBSET)
         todo = [job for name in parts for job in jobs[name] if not job.finished()]
         # A series that is stopped should leave answers, and what they are worth beside labels alone.
         todo.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
