@@ -51,7 +51,7 @@ def seconds(run: Run) -> float:
 
 
 def _path(entry: dict) -> str:
-    """The path of an entry's run below a root. Names of runs tell where weights and images lie, so it is that of here."""
+    """The path of an entry's run below a root: it tells where weights and images lie, so it is another here."""
     config = RunConfig.from_json(cssl.method(entry["config"]["method"]), {**entry["config"], "train_dir": "."})
     return Path(Path(entry["path"]).parts[0], config.folder()).as_posix()
 

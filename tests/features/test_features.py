@@ -301,6 +301,12 @@ def test_heads_drop_dimensions_in_training_alone(arch):
     assert (first != other).any() and (first != plain(x).numpy()).any()
 
 
+def test_where_all_have_labels_nothing_is_compared_with_labels_alone(place):
+    """Logistic regression would take longer than the run."""
+    run = cssl.train(config_of(place, cssl.FullySupervised, baseline=True))
+    assert run.finished and not (run.path / "stats/baseline.json").exists()
+
+
 @pytest.mark.slow
 def test_a_run_is_continued_predicts_images_and_is_exported(place, tmp_path, program):
     """From the command line; files get what their features get, as the network behind the features makes them."""

@@ -14,6 +14,7 @@ from scipy import stats
 
 import cssl
 from cssl import cli
+from libml.config import RunConfig
 from libml.errors import UserError
 from libml.results import tables
 from libml.results.evaluate import credal_coverage
@@ -198,13 +199,23 @@ def test_jobs_are_commands_that_the_program_takes(tmp_path):
     assert {*evidence.BEST_LATER} <= {*evidence.LATER}
 
 
+def placed(folder, root):
+    """Moves the runs of a folder to where their configurations put them, in a part's folder below a root."""
+    for run in find_runs([folder]):
+        stored = run.settings | {"train_dir": str(root / "part")}
+        place = RunConfig.from_json(cssl.method(run.method), stored).folder()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        run.path.rename(place)
+    return find_runs([root])
+
+
 def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
-    file, elsewhere = tmp_path / "runs.jsonl", tmp_path / "elsewhere"
+    file, elsewhere, root = tmp_path / "runs.jsonl", tmp_path / "elsewhere", tmp_path / "root"
     write_run(compared, [100 * count / 360 for count in (341, 343, 344, 346)], method="LSMatch")
-    runs = find_runs([compared])
-    record.save(runs[:4], compared, file)
+    runs = placed(compared, root)
+    record.save(runs[:4], root, file)
     first = file.read_text()
-    record.save(runs, compared, file)
+    record.save(runs, root, file)
     assert len(file.read_text().splitlines()) == 7 and set(first.splitlines()) <= set(file.read_text().splitlines())
     assert str(tmp_path) not in file.read_text()
     record.restore(file, elsewhere)
@@ -212,7 +223,7 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
     again = find_runs([elsewhere])
     assert len(again) == 7
     for ours, theirs in zip(runs, again, strict=True):
-        assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(compared) and not theirs.problems
+        assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(root) and not theirs.problems
         assert theirs.settings == ours.settings and theirs.finished
         assert theirs.described("args/environment.json")["commit"] == "0123abcd"
         for tag in ("accuracy", "ece", "monitors/alpha"):
@@ -227,10 +238,11 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
 
 
 def test_a_record_keeps_how_long_a_run_took(tmp_path):
-    path = write_run(tmp_path / "here", [50.0] * 4)
+    write_run(tmp_path / "run", [50.0] * 4)
+    (run,) = placed(tmp_path / "run", tmp_path / "here")
     begun = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
-    os.utime(path / "metrics.jsonl", (begun + 90, begun + 90))
-    record.save(find_runs([path]), tmp_path / "here", tmp_path / "runs.jsonl")
+    os.utime(run.report_file, (begun + 90, begun + 90))
+    record.save([run], tmp_path / "here", tmp_path / "runs.jsonl")
     record.restore(tmp_path / "runs.jsonl", tmp_path / "there")
     assert record.seconds(find_runs([tmp_path / "there"])[0]) == 90
 
@@ -253,6 +265,25 @@ def write_finished(job):
     folder.claim(config, {"commit": "0123abc", "machine": "a CPU", "started": "2026-01-01 00:00:00"})
     with folder.lock.hold():
         folder.add_report({"step": int(config.training.train_kimg * 1024), "accuracy": 91.0, "ece": 0.1, "nll": 0.5})
+
+
+def test_a_record_finds_runs_wherever_weights_and_images_lie(tmp_path, monkeypatch):
+    """The names of their folders tell where that is."""
+    file = tmp_path / "runs.jsonl"
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        root = tmp_path / place / "runs"
+        jobs = [evidence.PARTS[f"features_{part}"].jobs(root, {"weights": "w.h5"})[0] for part in ("40", "resnet50")]
+        if place == "here":
+            for job in jobs:
+                write_finished(job)
+        else:
+            record.restore(file, root)
+        found = [job.finished() for job in jobs]
+        record.save(found, root, file)
+        assert len(file.read_text().splitlines()) == 2
+        assert tmp_path.as_posix() not in file.read_text()
 
 
 def test_claims_come_first_and_a_run_is_recorded_when_it_ends(tmp_path, monkeypatch, benchmarks):
