@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "evidence"
 RECORD = FIGURES / "runs.jsonl"
 BENCHMARKS = ROOT / "BENCHMARKS.md"
-BEGIN, END = "<!-- begin: scripts/lab/evidence.py -->", "<!-- end: scripts/lab/evidence.py -->"
 
 REFERENCE = "CSSL"
 CLAIMED = (REFERENCE, "FixMatch", "FixMatchDA")  # the methods that the claims compare
@@ -51,6 +51,7 @@ SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg
 FEATURES = {"features": "keras:MobileNetV2"}  # with --weights=FILE after the --, where it cannot be downloaded
 SUBSET = Path("experiments", "cifar10_10000")  # the first 10,000 training images of CIFAR-10, all test images
 SPREADING = "LabelSpreading (scikit-learn)"
+REGRESSION = "logistic regression"
 TAGS = ("accuracy", "ece", "nll")
 START = 1 / 8  # of the length, where "faster at the start" is looked at: the first report from there on,
 START_SLACK = 1.1  # if it is at most so many times later (digits: 4 kimg instead of 3.75)
@@ -107,6 +108,7 @@ PARTS = {
 }
 CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
 FEATURES_PARTS = ("features_40", "features_250", "features_fashion_mnist")
+TOGETHER = {"claims": CLAIMS_PARTS, "features_claims": FEATURES_PARTS, "credal": CLAIMS_PARTS}  # said of several parts
 
 
 def write_subset(folder: Path, count: int = 10_000) -> None:
@@ -322,6 +324,37 @@ def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[li
     return lines
 
 
+def features_table(runs: list[Run]) -> list[list[str]]:
+    """Puts methods and logistic regression on the same features beside each other, most accurate first: results, and
+    paired differences to CSSL and to logistic regression, with Student's intervals over splits."""
+    results: dict[str, dict] = defaultdict(dict)  # row -> tag -> split -> result
+    for (row, column), cell in tables.summarise(runs, TAGS).cells.items():
+        results[row][column.metric] = cell.by_seed
+    for run in runs:  # of one split all say the same, where they say it
+        found = run.described("stats/baseline.json")
+        known = {"accuracy": found.get("labels_alone"), **found.get("labels_alone_scores", {})}
+        for tag in TAGS:
+            if known.get(tag) is not None:
+                results[REGRESSION].setdefault(tag, {})[run.dataset.seed] = known[tag]
+
+    def difference(row: str, other: str, tag: str) -> str:
+        found = tables.paired_difference(*(results.get(name, {}).get(tag, {}) for name in (row, other)))
+        digits = metrics.shown(tag).digits
+        known = row != other and not math.isnan(found.mean)
+        return f"{found.mean:+.{digits}f} ({found.interval(digits)})" if known else "–"
+
+    lines = [["method", *(metrics.shown(tag).column for tag in TAGS),
+              *(f"{metrics.shown(tag).column}, minus {REFERENCE}'s" for tag in TAGS),
+              f"accuracy %, minus {REGRESSION}'s", "splits"]]
+    means = {row: {tag: tables.mean_and_std([*values.values()]) for tag, values in found.items()}
+             for row, found in results.items()}
+    for row in sorted(results, key=lambda row: -means[row]["accuracy"][0]):
+        lines.append([row, *(tables.format_mean(*means[row].get(tag, (None, None)), metrics.shown(tag).digits)
+                             for tag in TAGS), *(difference(row, REFERENCE, tag) for tag in TAGS),
+                      difference(row, REGRESSION, "accuracy"), str(len(results[row]["accuracy"]))])
+    return lines
+
+
 def regression_table(runs: list[Run]) -> list[list[str]]:
     """Puts CSSL's last model beside logistic regression on the same features and labels, split by split."""
     lines = [["split", "CSSL, last model", "logistic regression", "difference (over test images)"]]
@@ -333,54 +366,74 @@ def regression_table(runs: list[Run]) -> list[list[str]]:
     return lines
 
 
-def section(title: str, runs: list[Run], *lines: list[list[str]]) -> list[str]:
+def section(title: str, runs: list[Run], *texts: str | list[list[str]]) -> str:
     facts = [run.described("args/environment.json") for run in runs]
     commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
                          for key in ("commit", "machine"))
     hours = sum(map(record.seconds, runs)) / 3600
-    return [f"### {title}", f"{len(runs)} runs; commit {commits}; {machines}; {hours:.1f} hours of runs.",
-            *map(tables.markdown, lines)]
+    return joined(f"### {title}", f"{len(runs)} runs; commit {commits}; {machines}; {hours:.1f} hours of runs.", *texts)
 
 
-def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
-    """Returns tables as Markdown, and figures by name, of the runs of each part."""
-    texts, figures = [], {}
+def joined(*texts: str | list[list[str]]) -> str:
+    return "\n\n".join(text if isinstance(text, str) else tables.markdown(text) for text in texts)
+
+
+class Block(NamedTuple):
+    """What is written of one part, or of several together: Markdown, and figures by name."""
+
+    text: str
+    figures: Mapping[str, Figure] = MappingProxyType({})
+
+
+def report(done: dict[str, list[Run]]) -> dict[str, Block]:
+    """Returns what there is to say of the runs of each part, by the names of parts and of TOGETHER."""
+    blocks = {}
     if done.get("curves"):
-        texts += section("The original's own curves", done["curves"], curves_table(done["curves"]))
-        figures["curves"] = curves_figure(done["curves"])
+        blocks["curves"] = Block(section("The original's own curves", done["curves"], curves_table(done["curves"])),
+                                 {"curves": curves_figure(done["curves"])})
     grids = {name: tables.summarise(runs, TAGS, last=PARTS[name].last) for name, runs in done.items()
              if runs and name in (*CLAIMS_PARTS, *FEATURES_PARTS)}
-    compared: dict = {}
-    for title, names in (("The paper's claims", CLAIMS_PARTS), ("The paper's claims on features", FEATURES_PARTS)):
-        claims = claims_table([grid for name, grid in grids.items() if name in names])
+    differences = {name: tables.differences(grid, REFERENCE) for name, grid in grids.items()}
+    for name, title in (("claims", "The paper's claims"), ("features_claims", "The paper's claims on features")):
+        claims = claims_table([grids[part] for part in TOGETHER[name] if part in grids])
+        compared = dict(itertools.chain(*(differences[part].items() for part in CLAIMS_PARTS if part in grids)))
         if len(claims) > 1:
-            texts += [f"### {title}", tables.markdown(claims)]
-    for name, grid in grids.items():
-        differences = tables.differences(grid, REFERENCE)
+            blocks[name] = Block(joined(f"### {title}", claims),
+                                 {"forest": forest(compared, REFERENCE)} if name == "claims" else {})
+    for name, runs in done.items():
         title = f"{PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels"
-        if name in FEATURES_PARTS:
-            title += f", features of {FEATURES['features']}"
-        else:
-            compared |= differences
-        texts += [*section(title, done[name], tables.table_of(grid)), "Differences to CSSL, split by split:",
-                  tables.markdown(tables.table_of_differences(differences, REFERENCE))]
-        if name in FEATURES_PARTS:
-            texts += ["Beside logistic regression:", tables.markdown(regression_table(done[name]))]
-    if compared:
-        figures["forest"] = forest(compared, REFERENCE)
+        if name in CLAIMS_PARTS and runs:
+            blocks[name] = Block(section(
+                title, runs, tables.table_of(grids[name]), "Differences to CSSL, split by split:",
+                tables.table_of_differences(differences[name], REFERENCE)))
+        elif name.startswith("features") and runs:
+            texts = [features_table(runs)]
+            if name in FEATURES_PARTS:
+                texts += ["CSSL beside logistic regression:", regression_table(runs)]
+            blocks[name] = Block(section(f"{title}, features of {PARTS[name].flags['features']}", runs, *texts))
     credal = [run for name, runs in done.items() if name in CLAIMS_PARTS for run in runs
               if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.reports)]
     if credal:
-        texts += ["### What credal sets promise", tables.markdown(credal_table(credal)),
-                  tables.markdown(promise_table(credal))]
-        figures["credal"] = credal_validity(credal)
+        blocks["credal"] = Block(joined("### What credal sets promise", credal_table(credal), promise_table(credal)),
+                                 {"credal": credal_validity(credal)})
     if done.get("methods"):
-        texts += section("Every method on the digits", done["methods"],
-                         methods_table(done["methods"], label_spreading(PARTS["methods"].datasets)))
+        blocks["methods"] = Block(section(
+            "Every method on the digits", done["methods"],
+            methods_table(done["methods"], label_spreading(PARTS["methods"].datasets))))
     if done.get("pilot"):
         grid = tables.summarise(done["pilot"], ("accuracy/valid", "ece/valid"), last=1)
-        texts += section("Pilot (validation images of split 0)", done["pilot"], tables.table_of(grid))
-    return "\n\n".join(texts), figures
+        blocks["pilot"] = Block(section("Pilot (validation images of split 0)", done["pilot"], tables.table_of(grid)))
+    return blocks
+
+
+def replaced(document: str, name: str, text: str) -> str:
+    """Puts a text in the place that a document has for it."""
+    begin, end = (f"<!-- {which}: scripts/lab/evidence.py {name} -->" for which in ("begin", "end"))
+    before, _, rest = document.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise UserError(f"{BENCHMARKS} has no place for {name}: expected the lines {begin} and {end}.")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main() -> int:
@@ -393,7 +446,7 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="keep the runs whose command contains this text")
     parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
-    parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence")
+    parser.add_argument("--write", action="store_true", help="write the tables of these parts into BENCHMARKS.md")
     argv, extra = split_flags(sys.argv[1:])
     args = parser.parse_args(argv)
     parts = args.parts.split(",")
@@ -414,13 +467,17 @@ def main() -> int:
         code = run_all(todo, args.at_once, keep)
     if code not in STOPPED:
         done = {name: [run for job in jobs[name] if (run := job.finished())] for name in parts}
-        text, figures = report(done)
-        print(text or "Nothing is finished yet.")
-        if args.write and text:
-            before, rest = BENCHMARKS.read_text(encoding="utf-8").split(BEGIN, 1)
-            write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
-            for name, figure in figures.items():
-                plots.save(figure, FIGURES / name, ("png",))
+        blocks = report(done)
+        print(joined(*(block.text for block in blocks.values())) or "Nothing is finished yet.")
+        if args.write:
+            # What is said of several parts is only written where all of them were asked for.
+            written = {name: block for name, block in blocks.items() if {*TOGETHER.get(name, ())} <= {*parts}}
+            document = BENCHMARKS.read_text(encoding="utf-8")
+            for name, block in written.items():
+                document = replaced(document, name, block.text)
+                for figure, drawn in block.figures.items():
+                    plots.save(drawn, FIGURES / figure, ("png",))
+            write_text(BENCHMARKS, document)
             record.save(itertools.chain(*done.values()), args.train_dir, RECORD)
     return code
 

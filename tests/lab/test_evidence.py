@@ -249,9 +249,11 @@ def test_a_record_keeps_how_long_a_run_took(tmp_path):
 
 @pytest.fixture
 def benchmarks(tmp_path, monkeypatch):
-    """A document with a place for the tables; figures and record are beside it."""
+    """A document with places for the tables of a part, and of several; figures and record are beside it."""
     file = tmp_path / "BENCHMARKS.md"
-    file.write_text(f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n")
+    file.write_text("before\n" + "between\n".join(
+        f"<!-- begin: scripts/lab/evidence.py {name} -->\nold {name}\n<!-- end: scripts/lab/evidence.py {name} -->\n"
+        for name in ("claims", "digits")) + "after\n")
     monkeypatch.setattr(evidence, "BENCHMARKS", file)
     monkeypatch.setattr(evidence, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(evidence, "RECORD", tmp_path / "figures" / "runs.jsonl")
@@ -328,6 +330,26 @@ def test_all_methods_beside_each_other(tmp_path):
          "150", "2"]]
 
 
+def test_methods_on_features_beside_logistic_regression(tmp_path):
+    for seed in (1, 2):
+        for method, accuracy in (("CSSL", 60.0 + seed), ("FixMatch", 59.0)):
+            run = write_run(tmp_path, [accuracy] * 4, [0.1 * seed] * 4, method=method, dataset=f"cifar10.{seed}@40-1")
+            regression = {"labels_alone": 50.0 + 2 * seed}
+            if method == "CSSL" and seed == 1:
+                regression["labels_alone_scores"] = {"accuracy": 52.0, "ece": 0.3, "nll": 1.25}
+            (run / "stats/baseline.json").write_text(json.dumps(regression))
+    header, *lines = evidence.features_table(find_runs([tmp_path]))
+    assert header[4:] == ["accuracy %, minus CSSL's", "ECE, minus CSSL's", "NLL, minus CSSL's",
+                          "accuracy %, minus logistic regression's", "splits"]
+    # Students of two numbers: their mean, and 12.706 times half of what they are apart.
+    assert lines == [
+        ["CSSL", "61.50 ± 0.71", "0.150 ± 0.071", "–", "–", "–", "–", "+8.50 (+2.15 to +14.85)", "2"],
+        ["FixMatch", "59.00 ± 0.00", "0.150 ± 0.071", "–", "-2.50 (-8.85 to +3.85)", "+0.000 (+0.000 to +0.000)", "–",
+         "+6.00 (-6.71 to +18.71)", "2"],
+        ["logistic regression", "53.00 ± 1.41", "0.300", "1.250", "-8.50 (-14.85 to -2.15)", "+0.200 (–)", "–", "–",
+         "2"]]
+
+
 def test_label_spreading_knows_the_digits():
     (found,) = evidence.label_spreading(("digits.1@40-1",))
     assert 85 < found["accuracy"] < 100 and found["nll"] > 0
@@ -343,16 +365,25 @@ def test_filter_and_further_flags(tmp_path):
 
 
 def test_the_script_reports_and_writes(tmp_path, benchmarks):
-    write_finished(evidence.PARTS["digits"].jobs(tmp_path)[0])
-    done = invoke(evidence.main, "--report", "--write", f"--train_dir={tmp_path}")
-    assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
+    for job in evidence.PARTS["digits"].jobs(tmp_path)[:2]:
+        write_finished(job)
+    flags = "--report", "--write", f"--train_dir={tmp_path}"
+    done = invoke(evidence.main, *flags, "--parts=digits")
+    assert "2 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
     text = benchmarks.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "91.00 (1)" in text and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "91.00 (1)" in text
+    assert "better calibrated" in done.stdout  # but what is said of three parts together stays as it was
+    assert "old claims" in text and "old digits" not in text and not (tmp_path / "figures/forest.png").exists()
+    invoke(evidence.main, *flags, "--parts=digits,fashion_mnist,cifar10")
+    assert "old claims" not in benchmarks.read_text() and (tmp_path / "figures/forest.png").exists()
+    benchmarks.write_text(text.replace("end: scripts/lab/evidence.py digits", ""))
+    with pytest.raises(UserError, match="no place for digits: expected the lines <!-- begin"):
+        invoke(evidence.main, *flags, "--parts=digits")
     # Elsewhere the recorded run counts as finished, and says the same; asked for by name only.
     elsewhere = tmp_path / "elsewhere"
     done = invoke(evidence.main, "--report", f"--train_dir={elsewhere}")
     assert done.stdout == "Nothing is finished yet.\n"
     done = invoke(evidence.main, "--report", "--recorded", f"--train_dir={elsewhere}")
-    assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
+    assert "2 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
     with pytest.raises(UserError, match="Unknown --parts=mnist"):
         invoke(evidence.main, "--parts=mnist")
