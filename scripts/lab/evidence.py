@@ -330,8 +330,8 @@ def features_table(runs: list[Run]) -> list[list[str]]:
     results: dict[str, dict] = defaultdict(dict)  # row -> tag -> split -> result
     for (row, column), cell in tables.summarise(runs, TAGS).cells.items():
         results[row][column.metric] = cell.by_seed
-    for run in runs:  # of one split all say the same, where they say it
-        found = run.described("stats/baseline.json")
+    for run in runs:  # of one split all say the same, but for those who keep labels for calibration
+        found = {} if run.settings.get("calibration") else run.described("stats/baseline.json")
         known = {"accuracy": found.get("labels_alone"), **found.get("labels_alone_scores", {})}
         for tag in TAGS:
             if known.get(tag) is not None:

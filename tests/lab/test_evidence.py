@@ -338,6 +338,8 @@ def test_methods_on_features_beside_logistic_regression(tmp_path):
             if method == "CSSL" and seed == 1:
                 regression["labels_alone_scores"] = {"accuracy": 52.0, "ece": 0.3, "nll": 1.25}
             (run / "stats/baseline.json").write_text(json.dumps(regression))
+    fewer = write_run(tmp_path, [40.0] * 4, method="C2S2L", dataset="cifar10.2@40-1", calibration=0.25)
+    (fewer / "stats/baseline.json").write_text(json.dumps({"labels_alone": 10.0}))  # of the other labels
     header, *lines = evidence.features_table(find_runs([tmp_path]))
     assert header[4:] == ["accuracy %, minus CSSL's", "ECE, minus CSSL's", "NLL, minus CSSL's",
                           "accuracy %, minus logistic regression's", "splits"]
@@ -347,7 +349,8 @@ def test_methods_on_features_beside_logistic_regression(tmp_path):
         ["FixMatch", "59.00 ± 0.00", "0.150 ± 0.071", "–", "-2.50 (-8.85 to +3.85)", "+0.000 (+0.000 to +0.000)", "–",
          "+6.00 (-6.71 to +18.71)", "2"],
         ["logistic regression", "53.00 ± 1.41", "0.300", "1.250", "-8.50 (-14.85 to -2.15)", "+0.200 (–)", "–", "–",
-         "2"]]
+         "2"],
+        ["C2S2L", "40.00", "0.100", "–", "-22.00 (–)", "-0.100 (–)", "–", "-14.00 (–)", "1"]]
 
 
 def test_label_spreading_knows_the_digits():
