@@ -22,6 +22,7 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"\. \.venv/bin/activate": "brings an environment into a shell",
     r"pip install|nvidia-smi|cssl-doctor": "for GPUs; tests/tools/test_doctor.py",
     r"pip wheel|uvx|pipx|docker|apptainer|sh scripts/containers": "fetches; tests/tools/test_packages.py",
+    r"import (wandb|mlflow)": "where they are installed; tests/docs/test_tracking.py",
     r"sbatch ": "SLURM; tests/devices/test_scale.py runs the scripts",
     r"TF_CONFIG=": "several machines; tests/devices/test_scale.py starts such processes",
     r"python scripts/create_datasets\.py": "downloads; tests/data/test_sources.py has small files",
@@ -87,7 +88,7 @@ def place(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_data.md", "README.md", "getting_started.md", "features.md", "pretrained.md",
                                   "reproducing.md", "scale.md", "methods.md", "faq.md", "evidence.md",
-                                  "first_gpu_hour.md", "reliability.md", "install.md"])
+                                  "first_gpu_hour.md", "reliability.md", "install.md", "tracking.md"])
 def test_blocks_run(name, place, program, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setitem(DATASETS, "digits", dataclasses.replace(DATASETS["digits"], presets=SHORT))
