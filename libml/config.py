@@ -41,7 +41,9 @@ def option(default: Value, help: str, *, low: float | None = None, high: float |
     """Declares one option of a dataclass of options, of its default's type, with a line of help.
 
     Args:
-        low, high, above: bounds; only the last one is no value itself.
+        low: the smallest value.
+        high: the largest value.
+        above: a bound that is no value itself.
         choices: all values of an option that is a word.
         also: the form of further values, which begin like it up to the colon.
         named: whether the run folder's name has it: always, never, or (None) where it is not the default.

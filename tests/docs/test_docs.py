@@ -33,7 +33,7 @@ SHORTER = {  # what stands for what takes long, or is not here
     r"(cifar10|cifar100)\.\d@\d+-\d+": "digits.1@40-1", r"/my/images": "my_images",
     r"keras:(EfficientNetV2B0|ResNet50V2|MobileNetV2,alpha=0.5)": "keras:MobileNet,alpha=0.25",
     r"--image_size=96": "--image_size=32", r"RunConfig\.of\(CSSL, train_kimg=64\)": "RunConfig.of(CSSL, **SHORT)"}
-OWN_TESTS = {"extending.md", "predict_export.md"}  # tests/learn/test_api.py, tests/results/test_export.py
+OWN_TESTS = {"extending.md", "predict_export.md", "api.md"}  # tests/learn/test_api.py, …/test_export.py, test_site.py
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -108,6 +108,11 @@ def test_all_documents_are_tried_and_linked():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for path in (ROOT / "docs").glob("*.md"):
         assert f"(docs/{path.name}" in readme, f"{path.name} is not linked from the README"
+
+
+def test_pages_begin_with_what_they_are_for():
+    for path in (ROOT / "docs").glob("*.md"):
+        assert re.match(r"# .+\n\nAfter this page you ", path.read_text(encoding="utf-8")), path.name
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
