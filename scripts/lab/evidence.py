@@ -324,6 +324,13 @@ def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[li
     return lines
 
 
+def best_table(table: list[list[str]], count: int = 10) -> list[list[str]]:
+    """Returns the first lines of the table of all methods that do not see all labels, without speed."""
+    head, *lines = table
+    lines = [line for line in lines if line[0] == SPREADING or not cssl.method(line[0]).uses_all_labels]
+    return [line[:-2] for line in (head, *lines[:count])]
+
+
 def features_table(runs: list[Run]) -> list[list[str]]:
     """Puts methods and logistic regression on the same features beside each other, most accurate first: results, and
     paired differences to CSSL and to logistic regression, with Student's intervals over splits."""
@@ -417,23 +424,26 @@ def report(done: dict[str, list[Run]]) -> dict[str, Block]:
         blocks["credal"] = Block(joined("### What credal sets promise", credal_table(credal), promise_table(credal)),
                                  {"credal": credal_validity(credal)})
     if done.get("methods"):
-        blocks["methods"] = Block(section(
-            "Every method on the digits", done["methods"],
-            methods_table(done["methods"], label_spreading(PARTS["methods"].datasets))))
+        table = methods_table(done["methods"], label_spreading(PARTS["methods"].datasets))
+        blocks["methods"] = Block(section("Every method on the digits", done["methods"], table))
+        blocks["best"] = Block(joined(best_table(table)))
     if done.get("pilot"):
         grid = tables.summarise(done["pilot"], ("accuracy/valid", "ece/valid"), last=1)
         blocks["pilot"] = Block(section("Pilot (validation images of split 0)", done["pilot"], tables.table_of(grid)))
     return blocks
 
 
-def replaced(document: str, name: str, text: str) -> str:
-    """Puts a text in the place that a document has for it."""
+def replace(documents: dict[Path, str], name: str, text: str) -> None:
+    """Puts a text in the place that one of the documents has for it."""
     begin, end = (f"<!-- {which}: scripts/lab/evidence.py {name} -->" for which in ("begin", "end"))
-    before, _, rest = document.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise UserError(f"{BENCHMARKS} has no place for {name}: expected the lines {begin} and {end}.")
-    return f"{before}{begin}\n{text}\n{end}{after}"
+    for path, document in documents.items():
+        before, _, rest = document.partition(begin)
+        _, found, after = rest.partition(end)
+        if found:
+            documents[path] = f"{before}{begin}\n{text}\n{end}{after}"
+            return
+    raise UserError(f"There is no place for {name}: expected the lines {begin} and {end} in "
+                    f"{' or '.join(path.name for path in documents)}.")
 
 
 def main() -> int:
@@ -446,7 +456,8 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="keep the runs whose command contains this text")
     parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
-    parser.add_argument("--write", action="store_true", help="write the tables of these parts into BENCHMARKS.md")
+    parser.add_argument("--write", action="store_true", help="write the tables of these parts into BENCHMARKS.md and "
+                        "docs/evidence")
     argv, extra = split_flags(sys.argv[1:])
     args = parser.parse_args(argv)
     parts = args.parts.split(",")
@@ -472,12 +483,13 @@ def main() -> int:
         if args.write:
             # What is said of several parts is only written where all of them were asked for.
             written = {name: block for name, block in blocks.items() if {*TOGETHER.get(name, ())} <= {*parts}}
-            document = BENCHMARKS.read_text(encoding="utf-8")
+            documents = {path: path.read_text(encoding="utf-8") for path in (BENCHMARKS, *sorted(FIGURES.glob("*.md")))}
             for name, block in written.items():
-                document = replaced(document, name, block.text)
+                replace(documents, name, block.text)
                 for figure, drawn in block.figures.items():
                     plots.save(drawn, FIGURES / figure, ("png",))
-            write_text(BENCHMARKS, document)
+            for path, document in documents.items():
+                write_text(path, document)
             record.save(itertools.chain(*done.values()), args.train_dir, RECORD)
     return code
 

@@ -111,11 +111,23 @@ def test_all_documents_are_tried_and_linked():
 
 
 def test_pages_begin_with_what_they_are_for():
-    for path in (ROOT / "docs").glob("*.md"):
+    for path in (ROOT / "docs").glob("**/*.md"):
         assert re.match(r"# .+\n\nAfter this page you ", path.read_text(encoding="utf-8")), path.name
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_benchmarks_are_short_and_say_what_the_tables_say():
+    text = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    tables = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/evidence").glob("*.md"))
+    for title in ("Frozen features", "Compiled for, not run on"):
+        section = re.search(rf"^## {title}$.*?^(?=## )", text, re.M | re.S)[0]
+        rows = [line for line in section.splitlines() if line.startswith("|")]
+        figures = re.findall(r"\d+\.\d+", "".join(rows))
+        assert len(figures) > 10 and not [figure for figure in figures if figure not in tables]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "BENCHMARKS.md",
+                                      *sorted((ROOT / "docs/evidence").glob("*.md"))], ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):

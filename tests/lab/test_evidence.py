@@ -249,13 +249,14 @@ def test_a_record_keeps_how_long_a_run_took(tmp_path):
 
 @pytest.fixture
 def benchmarks(tmp_path, monkeypatch):
-    """A document with places for the tables of a part, and of several; figures and record are beside it."""
-    file = tmp_path / "BENCHMARKS.md"
-    file.write_text("before\n" + "between\n".join(
-        f"<!-- begin: scripts/lab/evidence.py {name} -->\nold {name}\n<!-- end: scripts/lab/evidence.py {name} -->\n"
-        for name in ("claims", "digits")) + "after\n")
+    """A document with a place for the tables of several parts; figures, record and one with a part's are beside it."""
+    file, figures = tmp_path / "BENCHMARKS.md", tmp_path / "figures"
+    figures.mkdir()
+    for path, name in (file, "claims"), (figures / "images.md", "digits"):
+        path.write_text(f"before\n<!-- begin: scripts/lab/evidence.py {name} -->\nold {name}\n"
+                        f"<!-- end: scripts/lab/evidence.py {name} -->\nafter\n")
     monkeypatch.setattr(evidence, "BENCHMARKS", file)
-    monkeypatch.setattr(evidence, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(evidence, "FIGURES", figures)
     monkeypatch.setattr(evidence, "RECORD", tmp_path / "figures" / "runs.jsonl")
     return file
 
@@ -295,7 +296,6 @@ def test_claims_come_first_and_a_run_is_recorded_when_it_ends(tmp_path, monkeypa
     monkeypatch.setattr(evidence, "PARTS", {"digits": part})
     for job in part.jobs(tmp_path / "made"):
         write_finished(job)
-    evidence.RECORD.parent.mkdir()
     evidence.RECORD.write_text("")
     program, log = tmp_path / "python", tmp_path / "log"
     program.write_text(f"""#!/bin/bash
@@ -312,7 +312,8 @@ mv "$found" {tmp_path}/runs/"$found"
     done = invoke(evidence.main, "--write", f"--train_dir={tmp_path / 'runs'}")
     assert done.code == 1 and "failed: python -m cssl.lsmatch" in done.stderr
     assert log.read_text().splitlines() == ["cssl.cssl 0", "cssl.supervised 1", "cssl.lsmatch 2"]
-    assert len(evidence.RECORD.read_text().splitlines()) == 2 and "91.00 (1)" in benchmarks.read_text()
+    assert len(evidence.RECORD.read_text().splitlines()) == 2
+    assert "91.00 (1)" in (tmp_path / "figures/images.md").read_text()
 
 
 def test_all_methods_beside_each_other(tmp_path):
@@ -358,6 +359,20 @@ def test_label_spreading_knows_the_digits():
     assert 85 < found["accuracy"] < 100 and found["nll"] > 0
 
 
+def test_every_table_has_one_place():
+    pages = "".join(path.read_text(encoding="utf-8") for path in (evidence.BENCHMARKS, *evidence.FIGURES.glob("*.md")))
+    for name in {*evidence.PARTS, *evidence.TOGETHER, "best"}:
+        for which in "begin", "end":
+            assert pages.count(f"<!-- {which}: scripts/lab/evidence.py {name} -->") == 1, name
+
+
+def test_the_best_methods_see_few_labels():
+    head = ["method", "accuracy %", "images/s", "runs"]
+    lines = [["FullySupervised", "99", "1", "5"], ["CSSL", "97", "2", "5"], [evidence.SPREADING, "92", "–", "5"],
+             ["Supervised", "87", "3", "5"]]
+    assert evidence.best_table([head, *lines], 2) == [head[:2], ["CSSL", "97"], [evidence.SPREADING, "92"]]
+
+
 def test_filter_and_further_flags(tmp_path):
     done = invoke(evidence.main, "--report", "--parts=methods", "--filter=cssl.fully_supervised",
                   f"--train_dir={tmp_path}", "--", "--train_kimg=1")
@@ -373,13 +388,14 @@ def test_the_script_reports_and_writes(tmp_path, benchmarks):
     flags = "--report", "--write", f"--train_dir={tmp_path}"
     done = invoke(evidence.main, *flags, "--parts=digits")
     assert "2 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
-    text = benchmarks.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "91.00 (1)" in text
+    page = tmp_path / "figures/images.md"
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "91.00 (1)" in text and "old" not in text
     assert "better calibrated" in done.stdout  # but what is said of three parts together stays as it was
-    assert "old claims" in text and "old digits" not in text and not (tmp_path / "figures/forest.png").exists()
+    assert "old claims" in benchmarks.read_text() and not (tmp_path / "figures/forest.png").exists()
     invoke(evidence.main, *flags, "--parts=digits,fashion_mnist,cifar10")
     assert "old claims" not in benchmarks.read_text() and (tmp_path / "figures/forest.png").exists()
-    benchmarks.write_text(text.replace("end: scripts/lab/evidence.py digits", ""))
+    page.write_text(text.replace("end: scripts/lab/evidence.py digits", ""))
     with pytest.raises(UserError, match="no place for digits: expected the lines <!-- begin"):
         invoke(evidence.main, *flags, "--parts=digits")
     # Elsewhere the recorded run counts as finished, and says the same; asked for by name only.
