@@ -43,6 +43,7 @@ setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.20"],  # CUDA's libraries, NCCL, ptxas and libdevice for NVIDIA's cards
+        "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.27", "pygments>=2.17"],  # the site: mkdocs.yml
         # the suite, its property tests, its lint check, its type check, and several cores for it
         "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pytest-xdist>=3.5"],
     },

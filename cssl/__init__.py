@@ -13,7 +13,7 @@ from pathlib import Path
 
 import libml
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def _check_libml() -> None:

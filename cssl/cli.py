@@ -1,11 +1,13 @@
 """The command line: translates flags to a RunConfig. The only place that defines flags and reads the environment."""
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import signal
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from absl import flags
 
 import cssl
 from cssl.program import exit_on_user_error
-from libml.config import RunConfig, TrainOptions, describe
+from libml.config import RunConfig, describe
 from libml.data.names import DATASETS
 from libml.errors import OptionError, UserError
 
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from libml.learn.model import SSLModel
 
 TRAIN_STEPS = "length in updates, instead of train_kimg"
+# What --help shows first, and how wide it is: all flags of a method fit two screens.
+EXAMPLES = {"--dataset=digits.1@40-1": "built in",
+            "--dataset=cifar10.3@40-1": "the paper's data",
+            "--dataset=folder:my_images": "yours",
+            "--dataset=folder:my_images --features=keras:MobileNetV2": "minutes"}
+FIRST = ("dataset", "train_dir", "train_kimg", "train_steps", "features", "arch", "weights", "augment", "seed", "rerun",
+         "mixed_precision", "eval_ckpt")
+WIDTH, INDENT = 118, 32
 
 
 def main(method: type[SSLModel], *, network: Callable | None = None, strong: Callable | None = None) -> None:
@@ -95,29 +105,44 @@ def define_flags(method: type[SSLModel]) -> flags.FlagValues:
 
 
 def help_text(method: type[SSLModel]) -> str:
+    """Returns what `--help` prints: examples, the flags that people use first, and all others by group."""
     module = inspect.getmodule(method)
     spec = getattr(module, "__spec__", None)  # none of a file that Python was given
-    program = f"-m {spec.name}" if spec else Path(sys.argv[0]).name
-    lines = [inspect.getdoc(module) or "", "", f"    python {program} --dataset=cifar10.3@250-1", ""]
-    for title, options in RunConfig.groups(method).items():
-        lines.append(f"{title}:")
-        for name, field in describe(options).items():
-            if not field.metadata["flag"]:
-                continue
-            words = [*field.metadata["choices"], *filter(None, [field.metadata["also"]])]
-            choices = f" ({'|'.join(words)})" if words else ""
-            default = "" if field.default == "" else f" [{field.default}]"
-            lines.append(f"  --{name}{choices}{default}\n      {field.metadata['help']}")
-        if options is TrainOptions:
-            lines.append(f"  --train_steps\n      {TRAIN_STEPS}")
-        lines.append("")
+    program = f"python {f'-m {spec.name}' if spec else Path(sys.argv[0]).name}"
+    lines = [inspect.getdoc(module) or "", ""]
+    width = max(map(len, EXAMPLES))
+    lines += [f"    {program} {example:{width}}  # {purpose}" for example, purpose in EXAMPLES.items()
+              if not (method.needs_pixels and "--features" in example)]
+    shown = {name: field for name, field in RunConfig.fields(method).items() if field.metadata["flag"]}
+    groups = {"most used": FIRST} | {title: tuple(describe(kind)) for title, kind in RunConfig.groups(method).items()}
+    for title, names in groups.items():
+        lines += ["", f"{title}:"]
+        for name in names:
+            if name == "train_steps":
+                lines += _flag("--train_steps", TRAIN_STEPS)
+            elif name in shown:
+                lines += _described(name, shown.pop(name))
     presets = {**method.presets,
                **{name: {k: v for k, v in {**dataset.presets, **method.presets.get(name, {})}.items()
                          if k in RunConfig.fields(method)} for name, dataset in DATASETS.items()}}
-    lines.append("Presets, where a flag is not given: " + "; ".join(
-        f"{name}: {', '.join(f'{k} {v}' for k, v in preset.items())}" for name, preset in presets.items() if preset))
-    lines.append("\n--flagfile=FILE reads flags from a file, one a line; scripts/configs has the paper's settings.")
-    return "\n".join(lines)
+    lines += ["", *textwrap.wrap("presets, where a flag is not given: " + "; ".join(
+        f"{name}: {', '.join(f'{k} {v}' for k, v in preset.items())}" for name, preset in presets.items() if preset),
+        WIDTH)]
+    return "\n".join([*lines, "--flagfile=FILE reads flags from a file, one a line; scripts/configs has the paper's."])
+
+
+def _described(name: str, field: dataclasses.Field) -> list[str]:
+    """The lines about one flag: with its default, or as a switch, and its choices."""
+    text, choices = field.metadata["help"], [*field.metadata["choices"], *filter(None, [field.metadata["also"]])]
+    if isinstance(field.default, bool):
+        return _flag(f"--[no]{name}" if field.default else f"--{name}", f"on: {text}" if field.default else text)
+    default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+    return _flag(f"--{name}={default}", f"{'|'.join(choices)}: {text}" if choices else text)
+
+
+def _flag(start: str, text: str) -> list[str]:
+    first, *more = textwrap.wrap(text, WIDTH - INDENT, break_on_hyphens=False) or [""]
+    return [f"  {start:<{INDENT - 3}} {first}", *(" " * INDENT + line for line in more)]
 
 
 def configuration(method: type[SSLModel], argv: list[str]) -> RunConfig:

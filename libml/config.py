@@ -41,7 +41,9 @@ def option(default: Value, help: str, *, low: float | None = None, high: float |
     """Declares one option of a dataclass of options, of its default's type, with a line of help.
 
     Args:
-        low, high, above: bounds; only the last one is no value itself.
+        low: the smallest value.
+        high: the largest value.
+        above: a bound that is no value itself.
         choices: all values of an option that is a word.
         also: the form of further values, which begin like it up to the colon.
         named: whether the run folder's name has it: always, never, or (None) where it is not the default.
@@ -65,35 +67,33 @@ def describe(options: type) -> dict[str, dataclasses.Field]:
 class DataOptions:
     """What to train on and where files go."""
 
-    dataset: str = option("cifar10.1@4000-5000", f"dataset name: {GRAMMAR}", named=False, row=False)
-    data_dir: str = option("", "folder of the TFDS datasets; default $ML_DATA, else what TFDS uses", local=True,
+    dataset: str = option("cifar10.1@4000-5000", GRAMMAR.removeprefix("expected "), named=False, row=False)
+    data_dir: str = option("", "folder of the TFDS datasets; $ML_DATA, or what TFDS uses, by default", local=True,
                            **HOUSEKEEPING)
     train_dir: str = option("./experiments", "folder for runs", local=True, **HOUSEKEEPING)
-    rerun: str = option("", "name of a repetition: a folder between train_dir and the run", **HOUSEKEEPING)
-    image_size: int = option(32, "side to which own images (folders, CSV files) are resized; with --arch=keras:NAME "
-                             "that of the network's input, for any images", low=8, high=4096)
-    mirror: bool = option(True, "whether a mirrored image keeps its class, where the dataset does not say that it does "
-                          "not; --nomirror for your own letters, digits, road signs")
-    whiten: bool = option(False, "normalise images by the training images' mean and standard deviation per channel")
-    features: str = option("", "train a head on features of every image, made once: keras:NAME (by a network of "
-                           "keras.applications, with --weights and --image_size), pixels (needs no weights), or a "
-                           "file of embeddings, FILE.npz")
-    feature_views: str = option("2,4", "weak and strong views of every image of which features are made")
-    eval_ckpt: str = option("", "evaluate this checkpoint (file, folder or run) instead of training", **HOUSEKEEPING)
+    rerun: str = option("", "name of a repetition: a folder between --train_dir and the run's", **HOUSEKEEPING)
+    image_size: int = option(32, "side to which your images (folders, CSV files) are resized; with keras:NAME, "
+                             "that of any image", low=8, high=4096)
+    mirror: bool = option(True, "mirrors images, where the dataset allows it; --nomirror for letters, digits, road "
+                          "signs")
+    whiten: bool = option(False, "normalises images by the training images' mean and deviation per channel")
+    features: str = option("", "trains a head on features of the images: keras:NAME (by a network of "
+                           "keras.applications), pixels, or a file of embeddings, FILE.npz")
+    feature_views: str = option("2,4", "weak and strong views per image of which --features are made")
+    eval_ckpt: str = option("", "evaluates this run or checkpoint instead of training", **HOUSEKEEPING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    arch: str = option("resnet", "network; keras:NAME is one of keras.applications, such as keras:EfficientNetV2B0; "
-                       "with --features linear or mlp",
+    arch: str = option("resnet", "network; keras:NAME is one of keras.applications, linear and mlp are for --features",
                        choices=("resnet", "cnn13", "shake", "mcdropresnet", "linear", "mlp"), also="keras:NAME",
                        named=True)
-    weights: str = option("none", "initial weights of a keras:NAME network: imagenet (downloaded), none, or a file "
-                          "(.weights.h5, .keras)")
+    weights: str = option("none", "weights that keras:NAME starts from: imagenet, none, or a file (.weights.h5, "
+                          ".keras)")
     filters: int = option(32, "filters of the first stage: 32 is WRN-28-2, 128 WRN-28-8", low=1, named=True)
     repeat: int = option(4, "residual blocks per stage", low=1, named=True)
     scales: int = option(0, "stages, each at half the resolution; 0: ceil(log2(width)) - 2", low=0, named=True)
-    head_dropout: float = option(0.5, "part of a feature's dimensions that linear and mlp drop in training", low=0,
+    head_dropout: float = option(0.5, "share of a feature's dimensions that linear and mlp drop in training", low=0,
                                  high=0.95)
     bn_momentum: float = option(0.999, "momentum of batch normalisation's moving statistics", low=0, high=1)
     own_network: str = option("", "name and digest of a network that a program brings along", named=False, flag=False)
@@ -101,16 +101,15 @@ class NetworkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentOptions:
-    augment: str = option("d.d.d", "labelled.weak.strong or labelled.labelled_strong.weak.strong; weak: d default, m "
-                                   "mirror, x none; strong: d CTAugment, x none, or a policy, which labelled images "
-                                   "can have too: ra, rac, rac2 to rac9, r<N>_<M>_<C>, aa, aac (AutoAugment)",
-                          named=False)
+    augment: str = option("d.d.d", "views, labelled.weak.strong (d.d.d: CTAugment; d.d.rac: RandAugment and cutout). "
+                          "Labelled, weak: d default, m mirror, x none; strong: d, x, ra, rac, rac2 to rac9, "
+                          "r<N>_<M>_<C>, aa, aac. Four parts: labelled.labelled_strong.weak.strong", named=False)
     adepth: int = option(2, "CTAugment: operations per image", low=1, high=100, named=False, needs="CTAugment")
     ath: float = option(0.80, "CTAugment: bins whose relative rate is lower are not drawn", low=0, high=1, named=False,
                         needs="CTAugment")
     adecay: float = option(0.99, "CTAugment: decay of the rates", low=0, high=1, named=False, needs="CTAugment")
     own_strong: str = option("", "name of a strong augmentation that a program brings along", named=False, flag=False)
-    cutout: str = option("yes", "CTAugment: strong views are a policy and cutout (yes), a policy (no), or cutout alone",
+    cutout: str = option("yes", "CTAugment: cutout after the policy, no cutout, or only cutout",
                          choices=("yes", "no", "only"), needs="CTAugment")
 
 
@@ -118,45 +117,45 @@ class AugmentOptions:
 class TrainOptions:
     """How long to train and when to report; kimg = 1024 labelled images."""
 
-    train_kimg: float = option(65536.0, "length in kimg (65536 kimg = 2^20 updates of 64)", above=0, high=MAX_KIMG,
-                               named=False, fixed=False)
-    schedule_kimg: float = option(0.0, "horizon of the learning rate's cosine in kimg; 0: the length of the run", low=0,
+    train_kimg: float = option(65536.0, "length in kimg: 1,024 labelled images; 65536 kimg are 2^20 updates of 64",
+                               above=0, high=MAX_KIMG, named=False, fixed=False)
+    schedule_kimg: float = option(0.0, "length of the learning rate's cosine in kimg; 0: that of the run", low=0,
                                   high=MAX_KIMG)
     report_kimg: float = option(64.0, "kimg between reports: evaluation and log", above=0, high=MAX_KIMG, named=False,
                                 row=False)
     save_kimg: float = option(64.0, "kimg between checkpoints, on the grid of the reports", above=0, high=MAX_KIMG,
                               **HOUSEKEEPING)
     keep_ckpt: int = option(50, "how many checkpoints to keep", low=1, **HOUSEKEEPING)
-    baseline: bool = option(False, "at the end, compare with logistic regression on the labels alone, on the same "
-                            "features, or without --features on pixels", **HOUSEKEEPING)
-    seed: int = option(0, "of initial weights, batches and augmentation (the split has its own, in the dataset's name)",
+    baseline: bool = option(False, "compares, at the end, with logistic regression on the labels alone (on the same "
+                            "features, or on pixels)", **HOUSEKEEPING)
+    seed: int = option(0, "of weights, batches and augmentation; the split's is in the dataset's name",
                        low=0, high=2 ** 62, row=False)
     own_method: str = option("", "digest of the class of a method that a program brings along", named=False, flag=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOptions:
-    strategy: str = option("auto", "one device, all devices of this machine (mirrored), several machines "
-                           "(multiworker); auto: what TF_CONFIG, SLURM and the visible GPUs say",
+    strategy: str = option("auto", "one device, all of this machine, or several machines; auto: what TF_CONFIG, SLURM "
+                           "and the visible GPUs say",
                            choices=("auto", "one", "mirrored", "multiworker"), **HOUSEKEEPING)
-    num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU. Without GPUs: logical CPU "
-                              "devices (with multiworker always one)", low=0, high=1024, **HOUSEKEEPING)
-    communication: str = option("auto", "how replicas exchange gradients: by nccl, which needs GPUs everywhere, or "
-                                "without it, between machines by TensorFlow's ring; auto: nccl where there are GPUs",
+    num_devices: int = option(0, "devices per process; 0: all visible GPUs, or one CPU; without GPUs: logical CPUs",
+                              low=0, high=1024, **HOUSEKEEPING)
+    communication: str = option("auto", "how replicas exchange gradients: by NCCL, or by TensorFlow's ring; auto: NCCL "
+                                "where all have GPUs",
                                 choices=("auto", "nccl", "ring"), **HOUSEKEEPING)
-    mixed_precision: str = option("off", "compute in half precision, keep weights, statistics, losses in float32; "
+    mixed_precision: str = option("off", "computes in half precision, keeps weights, statistics and losses in float32; "
                                   "auto: bfloat16 where the processor is fast at it", choices=("off", "float16",
                                                                                                "bfloat16", "auto"))
-    jit: bool = option(False, "compile forward and backward pass with XLA")
-    views: str = option("auto", "augmentation compiled by XLA, or by single kernels, some of which run on the CPU; "
-                        "auto: XLA on GPUs where a trial shows that it can, on CPUs in runs that win it back",
+    jit: bool = option(False, "compiles forward and backward pass with XLA")
+    views: str = option("auto", "augmentation compiled by XLA or by single kernels; auto: XLA on GPUs where a trial "
+                        "succeeds, and on CPUs in long runs",
                         choices=("auto", "xla", "kernels"), **HOUSEKEEPING)
-    sync_bn: bool = option(False, "batch normalisation over all replicas' images instead of each replica's own")
-    recompute: bool = option(False, "keep only the inputs of residual blocks for the backward pass and compute the "
-                             "rest again: less memory, more time", **HOUSEKEEPING)
-    tf32: bool = option(True, "on GPUs since Ampere, round factors of float32 products to 10 bits of mantissa, as "
-                        "TensorFlow does; --notf32: all 23, slower", **HOUSEKEEPING)
-    deterministic: bool = option(False, "only operations that repeat bit by bit, also on GPUs (slower there)",
+    sync_bn: bool = option(False, "normalises batches over all replicas' images, not over each replica's")
+    recompute: bool = option(False, "computes residual blocks again in the backward pass: less memory, more time",
+                             **HOUSEKEEPING)
+    tf32: bool = option(True, "TensorFloat-32 for float32 products, as TensorFlow has it on GPUs since Ampere",
+                        **HOUSEKEEPING)
+    deterministic: bool = option(False, "only operations that repeat bit by bit, on GPUs too (slower there)",
                                  **HOUSEKEEPING)
 
 

@@ -381,7 +381,8 @@ def _conclude(trainer: Trainer, seconds: float) -> None:
     trainer.log(f"Result (median of the last {min(20, reports)} reports, averaged weights, "
                 f"{len(trainer.data.test_labels)} test images): accuracy {medians['accuracy']['last20']:.2f} %, ECE "
                 f"{medians['ece']['last20']:.4f}")
-    if run.config.training.baseline and trainer.updates >= trainer.total_updates:
+    config = run.config
+    if config.training.baseline and not config.method.uses_all_labels and trainer.updates >= trainer.total_updates:
         from libml.results import baseline  # slow to import
 
         found = run.arrays("predictions", ("probabilities",))["probabilities"]

@@ -37,7 +37,7 @@ FLUSH_SECONDS, TOLD_SECONDS = 0.5, 30.0  # between what is kept for a continuati
 COMPILING, SPARED_BY_PIXEL = 5.0, 6e-8  # seconds to compile views on a CPU, and what that spares for each pixel
 CHECKED = 1024  # stored images that are looked at at a time
 CACHE_NAME = "cssl_features-1"  # the number changes when the stored numbers change their meaning
-ARRAYS = "features, test_features, labels, test_labels, class_names"
+ARRAYS = "features, test_features, labels, test_labels, class_names; or features, files"
 
 
 class Embedder:
@@ -92,7 +92,8 @@ def embed(config: RunConfig, data: SSLData, strategy: tf.distribute.Strategy | N
         raise UserError(f"features={OWN} is of data that bring features along, as cssl.from_features makes them; for "
                         "images expected keras:NAME, pixels or FILE.npz.")
     if config.data.features.endswith(".npz"):
-        return _with_features(data, read_file(config.data.features), config.data.feature_views)
+        arrays = read_file(config.data.features)
+        return _with_features(data, _by_file(arrays, data) if "files" in arrays else arrays, config.data.feature_views)
     counts, augment = config.feature_views, config.augmentation.augment
     weights, network = config.network.weights, config.data.features
     if weights not in ("none", "imagenet"):
@@ -148,9 +149,9 @@ def read_file(path: str) -> dict[str, np.ndarray]:
     except (*cache.DAMAGED, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{file} cannot be read as embeddings ({error}). Expected what "
                         f"numpy.savez(file, {ARRAYS}) writes.") from error
-    if missing := {"features", "test_features"} - arrays.keys():
+    if missing := {"features", *({"test_features"} if "files" not in arrays else ())} - arrays.keys():
         raise UserError(f"{file} has no array {' or '.join(sorted(missing))}, but {', '.join(arrays)[:60]}; expected "
-                        f"{ARRAYS}, the last three only where --dataset names no images.")
+                        f"{ARRAYS}. Where --dataset names images, labels and class_names are not needed.")
     return arrays
 
 
@@ -160,7 +161,7 @@ def load_file(config: RunConfig) -> SSLData:
         raise UserError(f"--dataset={config.data.dataset} --features={config.data.features}: arrays come with a file "
                         "of embeddings, --features=FILE.npz, or from a program.")
     arrays, name = read_file(config.data.features), config.dataset
-    if missing := {"labels", "test_labels"} - arrays.keys():
+    if missing := {"test_features", "labels", "test_labels"} - arrays.keys():
         raise UserError(f"{config.data.features} has no array {' or '.join(sorted(missing))}: put the class of each "
                         "embedding there (-1: not known), or name the images with --dataset.")
     names = arrays["class_names"].tolist() if "class_names" in arrays else None
@@ -190,6 +191,25 @@ def from_features(features: np.ndarray, labels: np.ndarray, test_features: np.nd
     data = from_arrays(blanks[0], classes[last], blanks[1], test_labels, name=name, **settings)
     data = replace(data, notes=[*data.notes, *twins(vectors[:, 0], test[:, 0])])
     return _with_features(data, {"features": vectors[last, :, 0], "test_features": test[:, :, 0]}, feature_views)
+
+
+def _by_file(arrays: dict[str, np.ndarray], data: SSLData) -> dict[str, np.ndarray]:
+    """Puts the embeddings of named files in the order of the data, which know what each of their files holds."""
+    if data.listing is None or data.contents is None:
+        raise UserError(f"There are names of files beside the embeddings, but {data.name} has no files. Leave the "
+                        "array out, and give embeddings in the order of the images.")
+    vectors, names = _vectors(arrays["features"], "features")[:, :, 0], arrays["files"]
+    if names.shape != vectors.shape[:1] or names.dtype.kind != "U":
+        raise UserError(f"files are {names.dtype} of shape {list(names.shape)}; expected text, one name for each of "
+                        f"the {len(vectors)} embeddings.")
+    place = data.listing.path
+    folder = place.parent if place.is_file() else place
+    rows = {cache.content_hash(folder / name): row for row, name in enumerate(names.tolist())}
+    found, test = ([rows.get(content, -1) for content in part.tolist()] for part in data.contents)
+    if lost := found.count(-1) + test.count(-1):
+        raise UserError(f"{lost} of the {len(found) + len(test)} images of {data.name} are none of the files named "
+                        f"beside the embeddings, such as {names[0]}: name all of them, from {folder} on.")
+    return {"features": vectors[found], "test_features": vectors[test, 0]}
 
 
 def _with_features(data: SSLData, arrays: dict[str, np.ndarray], feature_views: str) -> SSLData:

@@ -4,4 +4,4 @@ if [ -z "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ]; then
     [ -x .venv/bin/python ] || python3 -m venv .venv
     . .venv/bin/activate
 fi
-python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'

@@ -402,8 +402,8 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
         notes.append(f"{shared} of the {num_valid} validation images of {name} are labelled training images too, as "
                      "in the original program: validation accuracy is optimistic.")
     return SSLData(source.images, np.asarray(source.labels), source.test_images, np.asarray(source.test_labels),
-                   source.class_names, source.mirror, notes, remarks, source.fingerprint, name=str(name),
-                   labeled=labeled, labeled_classes=labels[labeled], order=order, num_valid=num_valid)
+                   source.class_names, source.mirror, notes, remarks, source.fingerprint, source.contents,
+                   name=str(name), labeled=labeled, labeled_classes=labels[labeled], order=order, num_valid=num_valid)
 
 
 def _validation_of_user(source: sources.Source, labels: np.ndarray, name: DatasetName) -> tuple[np.ndarray, str]:
@@ -414,8 +414,8 @@ def _validation_of_user(source: sources.Source, labels: np.ndarray, name: Datase
     if fewest < VALID_MINIMUM:
         return np.zeros(0, np.int64), (f"No image is set aside for validation: that needs {VALID_MINIMUM} labelled "
                                        f"training images of every class, and one has {fewest}.")
-    assert source.hashes is not None  # as of all images that are named by a path alone
-    held = splits.held_out(labels, source.hashes[:len(labels)], VALID_SHARE, [name.seed, 1])
+    assert source.contents is not None  # as of all images that are named by a path alone
+    held = splits.held_out(labels, source.contents[0][:len(labels)], VALID_SHARE, [name.seed, 1])
     return held, f"{len(held)} of the labelled training images, about a tenth of every class, are for validation."
 
 

@@ -34,6 +34,7 @@ class Images:
     notes: list[str] = field(default_factory=list)  # warnings for the user to read, one line each
     remarks: list[str] = field(default_factory=list)  # what was done as it is meant to be, one line each
     fingerprint: str = ""  # tells the pixels of the user's images from others
+    contents: tuple[np.ndarray, np.ndarray] | None = None  # [N] and [M] uint64, what tells the user's files apart
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Source(Images):
 
     unlabeled_order: np.ndarray | None = None  # [N] int64, by the rules of the published splits; None for own images
     folds: np.ndarray | None = None  # [folds, 1000], predefined labelled sets (STL-10)
-    hashes: np.ndarray | None = None  # [N] uint64, of the contents of the user's files
     chosen_valid: np.ndarray | None = None  # indices of the images that the user has chosen for validation
 
 
@@ -235,8 +235,9 @@ def files_source(listing: files.Listing, image_size: int, data_dir: Path, seed: 
     if not whole and listing.parts["valid"]:
         notes.append(f"{len(listing.parts['valid'])} validation images of {path} are not used: the dataset's name says "
                      "how many training images to take instead.")
-    return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks, hashes=hashes,
-                  fingerprint=fingerprint, chosen_valid=np.flatnonzero(valid) if parts["valid"] else None)
+    return Source(images, labels, test_images, test_labels, names, notes=notes, remarks=remarks,
+                  fingerprint=fingerprint, contents=(hashes, np.array(test_hashes)),
+                  chosen_valid=np.flatnonzero(valid) if parts["valid"] else None)
 
 
 def read_image(file: str | Path, height: int, width: int) -> np.ndarray | str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 import numpy as np
 
 from libml.data import SSLData
+from libml.results import metrics
 from libml.results.calibration import MIN_IMAGES
 
 STRENGTHS = tuple(10.0 ** k for k in range(-5, 2))  # C, of which validation or cross-validation chooses
 FOLDS, DRAWS, LEVEL = 5, 20_000, 0.95
 
 
-def logistic_regression(x: np.ndarray, y: np.ndarray, test: np.ndarray,
-                        held: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Returns the classes that scikit-learn's logistic regression on features x [n, D] gives those of `test`.
+def logistic_regression(x: np.ndarray, y: np.ndarray, test: np.ndarray, held: tuple[np.ndarray, np.ndarray],
+                        classes: int) -> np.ndarray:
+    """Returns the probabilities [m, classes] that scikit-learn's logistic regression on features x [n, D] gives those
+    of `test`; 0 for classes without a label.
 
     Its strength is what has the highest likelihood on `held` images and labels; where these are few, in
     cross-validation; where a class has but one label, the middle one.
@@ -20,8 +22,10 @@ def logistic_regression(x: np.ndarray, y: np.ndarray, test: np.ndarray,
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV, PredefinedSplit, StratifiedKFold
 
+    probabilities = np.zeros((len(test), classes))
     if len(np.unique(y)) == 1:
-        return np.full(len(test), y[0])
+        probabilities[:, y[0]] = 1
+        return probabilities
     fewest = int(np.unique(y, return_counts=True)[1].min())
     model = LogisticRegression(max_iter=1000, C=STRENGTHS[len(STRENGTHS) // 2])
     if len(held[1]) >= MIN_IMAGES and set(held[1]) <= set(y):
@@ -32,7 +36,8 @@ def logistic_regression(x: np.ndarray, y: np.ndarray, test: np.ndarray,
     elif fewest > 1:
         folds = StratifiedKFold(min(FOLDS, fewest), shuffle=True, random_state=0)
         model = GridSearchCV(model, {"C": STRENGTHS}, scoring="neg_log_loss", cv=folds)
-    return model.fit(x, y).predict(test)
+    probabilities[:, np.unique(y)] = model.fit(x, y).predict_proba(test)
+    return probabilities
 
 
 def paired_interval(better: np.ndarray, worse: np.ndarray) -> tuple[float, float, float]:
@@ -49,11 +54,13 @@ def compare(name: str, probabilities: np.ndarray, data: SSLData, features: dict[
     """Compares a method's predictions of the test images with logistic regression on the labelled images' `features`
     (by "labeled", "held" and "test"); returns the numbers, and a line about them."""
     held = features["held"], data.held_out()[1]
-    guesses = logistic_regression(features["labeled"], data.labeled_classes, features["test"], held)
-    right, baseline = (found == data.test_labels for found in (probabilities.argmax(1), guesses))
+    regression = logistic_regression(features["labeled"], data.labeled_classes, features["test"], held,
+                                     data.num_classes)
+    right, baseline = (found.argmax(1) == data.test_labels for found in (probabilities, regression))
     difference, low, high = paired_interval(right, baseline)
     ours, theirs = 100 * float(right.mean()), 100 * float(baseline.mean())
     verdict = ("unlabelled images help" if low > 0 else "unlabelled images do not help: labels alone are better"
                if high < 0 else "whether unlabelled images help is undecided")
-    return ({"method": ours, "labels_alone": theirs, "difference": difference, "interval": [low, high]},
+    return ({"method": ours, "labels_alone": theirs, "difference": difference, "interval": [low, high],
+             "labels_alone_scores": metrics.scores(regression, data.test_labels)},
             f"{name} {ours:.1f} %, labels alone {theirs:.1f} %: {difference:+.1f} ({low:.1f} to {high:.1f}), {verdict}")

@@ -11,7 +11,6 @@ import io
 import json
 import multiprocessing
 import os
-import resource
 import shlex
 import socket
 import subprocess
@@ -67,6 +66,12 @@ def timed(call: Callable[[], object], count: int = 1) -> Callable[[], float]:
         return (time.perf_counter() - begun) / count
 
     return seconds
+
+
+def peak_mb() -> int:
+    """The largest memory of this process so far. (What getrusage says counts that of the process which started it.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
 
 
 def take_turns(rounds: int, **contenders: Callable[[], float]) -> dict[str, float]:
@@ -156,7 +161,7 @@ def data(dataset: str = "cifar10.3@40-1", batch: int = 64, uratio: int = URATIO,
 def embed(network: str = "keras:MobileNetV2", size: int = 96, rounds: int = 5, batches: str = "16,32,64,128,256",
           precision: str = "off") -> Results:
     """Passes per second of --features, views and all, against the network's forward pass alone at the best of some
-    batches; random weights, compiled views."""
+    batches; random weights, compiled views. Peak memory of a process that embeds, and when it has trained a head."""
     config = RunConfig.of(CSSL, dataset="digits.1@40-1", features=network, weights="none", image_size=size,
                           mixed_precision=precision)
     dataset, counts = noise(size, 256), config.feature_views
@@ -171,7 +176,18 @@ def embed(network: str = "keras:MobileNetV2", size: int = 96, rounds: int = 5, b
                       **{str(batch): timed(lambda x=x: forward(x).numpy(), batch) for batch, x in floats.items()})
     ours, batch = best.pop("embed"), min(best, key=best.__getitem__)
     yield {"network": network, "size": size, "precision": precision, "passes_per_s": 1 / ours,
-           "bare_passes_per_s": 1 / best[batch], "at_batch": batch, "ratio": best[batch] / ours}
+           "bare_passes_per_s": 1 / best[batch], "at_batch": batch, "ratio": best[batch] / ours,
+           **in_processes(_memory_of_features, config.values())}
+
+
+def _memory_of_features(values: dict) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        config = RunConfig.of(CSSL, **values | {"data_dir": folder})
+        started, dataset = peak_mb(), experiment.load(config, noise(config.data.image_size))
+        embedded, (_, _, updates) = peak_mb(), updates_of(config, dataset)
+        updates(64)
+    return {"started_mb": started, "embedding_mb": embedded, "training_mb": peak_mb(),
+            "cache_mb_per_1000_images": dataset.images[:1].nbytes / 1e3}
 
 
 def peers(torch: str = "", settings: str = ",".join(SETTINGS), rounds: int = 5) -> Results:
@@ -289,7 +305,7 @@ def _one_scale(config: dict, steps: int) -> dict[str, float]:
     assert np.isfinite(updates()).all()
     distribute.ProcessGroup(strategy).final_barrier()
     return {"step_s": round(seconds, 4), "images_per_s": round(config["batch"] * (1 + URATIO) / seconds, 1),
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, "compile_s": round(first, 1),
+            "peak_memory_mb": peak_mb(), "compile_s": round(first, 1),
             "weights": networks.count_weights(model.network)}
 
 

@@ -4,8 +4,9 @@
                                [--filter=cssl.flexmatch] [--recorded] [--report] [--write] [-- FLAGS]
 
 docs/evidence.md has the protocol. Runs what is missing, then prints the tables as Markdown. Flags after `--` are added
-to each run. Two more parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, and
-`methods`, all methods on the digits. CIFAR-10 and Fashion-MNIST: `cssl-data cifar10 fashion_mnist` first.
+to each run. More parts are made when they are named: `pilot`, the runs on split 0 behind the protocol, `methods`, all
+methods on the digits, and those whose names begin with `features`. CIFAR-10 and Fashion-MNIST: `cssl-data cifar10
+fashion_mnist` first.
 """
 import itertools
 import math
@@ -14,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +37,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "evidence"
 RECORD = FIGURES / "runs.jsonl"
 BENCHMARKS = ROOT / "BENCHMARKS.md"
-BEGIN, END = "<!-- begin: scripts/lab/evidence.py -->", "<!-- end: scripts/lab/evidence.py -->"
 
 REFERENCE = "CSSL"
 CLAIMED = (REFERENCE, "FixMatch", "FixMatchDA")  # the methods that the claims compare
@@ -48,7 +49,9 @@ ROWS = (
 SMALL = {"filters": 16, "repeat": 1, "batch": 16, "train_kimg": 16, "report_kimg": 2, "save_kimg": 4, "keep_ckpt": 1,
          "ema": 0.98, "bn_momentum": 0.98}
 FEATURES = {"features": "keras:MobileNetV2"}  # with --weights=FILE after the --, where it cannot be downloaded
+SUBSET = Path("experiments", "cifar10_10000")  # the first 10,000 training images of CIFAR-10, all test images
 SPREADING = "LabelSpreading (scikit-learn)"
+REGRESSION = "logistic regression"
 TAGS = ("accuracy", "ece", "nll")
 START = 1 / 8  # of the length, where "faster at the start" is looked at: the first report from there on,
 START_SLACK = 1.1  # if it is at most so many times later (digits: 4 kimg instead of 3.75)
@@ -93,12 +96,36 @@ PARTS = {
     "features_40": Part("features", _splits("cifar10.@40-1"), ROWS, FEATURES, last=20),
     "features_250": Part("features", _splits("cifar10.@250-1"), ROWS, FEATURES, last=20),
     "features_fashion_mnist": Part("features", _splits("fashion_mnist.@40-1"), ROWS, FEATURES, last=20),
+    "features_all": Part("features", _splits("cifar10.@40-1"),
+                         tuple((name, {}) for name in cssl.methods() if not cssl.method(name).needs_pixels),
+                         FEATURES, last=20),
+    "features_resnet50": Part("features", _splits(f"folder:{SUBSET}.@40-1"),
+                              (("CSSL", {}), ("FixMatch", {}), ("LSMatch", {}), (LABELS_ALONE, {})),
+                              {"features": "keras:ResNet50"}, last=20),
     "pilot": Part("pilot", ("cifar10.0@250-5000",),
                   tuple((name, {}) for name in ("CSSL", "FixMatch", LABELS_ALONE, *LATER)), SMALL),
     "methods": Part("methods", _splits("digits.@40-1"), tuple((name, {}) for name in cssl.methods()), {}, last=20),
 }
 CLAIMS_PARTS = ("digits", "fashion_mnist", "cifar10")
 FEATURES_PARTS = ("features_40", "features_250", "features_fashion_mnist")
+TOGETHER = {"claims": CLAIMS_PARTS, "features_claims": FEATURES_PARTS, "credal": CLAIMS_PARTS}  # said of several parts
+
+
+def write_subset(folder: Path, count: int = 10_000) -> None:
+    """Writes the first training images of CIFAR-10 and all of its test images as PNG files, unless they are there."""
+    cli.start_tensorflow()
+    from PIL import Image
+
+    from libml.data import sources
+
+    source = sources.tfds_source("cifar10", cli.default_data_dir())
+    for part, images, labels in (("train", source.images[:count], source.labels), ("test", source.test_images,
+                                                                                   source.test_labels)):
+        for number, (image, label) in enumerate(zip(images, labels, strict=False)):
+            file = folder / part / source.class_names[label] / f"{number:05}.png"
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(file)
 
 
 def curves_table(runs: list[Run]) -> list[list[str]]:
@@ -297,6 +324,44 @@ def methods_table(runs: list[Run], spreading: list[dict[str, float]]) -> list[li
     return lines
 
 
+def best_table(table: list[list[str]], count: int = 10) -> list[list[str]]:
+    """Returns the first lines of the table of all methods that do not see all labels, without speed."""
+    head, *lines = table
+    lines = [line for line in lines if line[0] == SPREADING or not cssl.method(line[0]).uses_all_labels]
+    return [line[:-2] for line in (head, *lines[:count])]
+
+
+def features_table(runs: list[Run]) -> list[list[str]]:
+    """Puts methods and logistic regression on the same features beside each other, most accurate first: results, and
+    paired differences to CSSL and to logistic regression, with Student's intervals over splits."""
+    results: dict[str, dict] = defaultdict(dict)  # row -> tag -> split -> result
+    for (row, column), cell in tables.summarise(runs, TAGS).cells.items():
+        results[row][column.metric] = cell.by_seed
+    for run in runs:  # of one split all say the same, but for those who keep labels for calibration
+        found = {} if run.settings.get("calibration") else run.described("stats/baseline.json")
+        known = {"accuracy": found.get("labels_alone"), **found.get("labels_alone_scores", {})}
+        for tag in TAGS:
+            if known.get(tag) is not None:
+                results[REGRESSION].setdefault(tag, {})[run.dataset.seed] = known[tag]
+
+    def difference(row: str, other: str, tag: str) -> str:
+        found = tables.paired_difference(*(results.get(name, {}).get(tag, {}) for name in (row, other)))
+        digits = metrics.shown(tag).digits
+        known = row != other and not math.isnan(found.mean)
+        return f"{found.mean:+.{digits}f} ({found.interval(digits)})" if known else "–"
+
+    lines = [["method", *(metrics.shown(tag).column for tag in TAGS),
+              *(f"{metrics.shown(tag).column}, minus {REFERENCE}'s" for tag in TAGS),
+              f"accuracy %, minus {REGRESSION}'s", "splits"]]
+    means = {row: {tag: tables.mean_and_std([*values.values()]) for tag, values in found.items()}
+             for row, found in results.items()}
+    for row in sorted(results, key=lambda row: -means[row]["accuracy"][0]):
+        lines.append([row, *(tables.format_mean(*means[row].get(tag, (None, None)), metrics.shown(tag).digits)
+                             for tag in TAGS), *(difference(row, REFERENCE, tag) for tag in TAGS),
+                      difference(row, REGRESSION, "accuracy"), str(len(results[row]["accuracy"]))])
+    return lines
+
+
 def regression_table(runs: list[Run]) -> list[list[str]]:
     """Puts CSSL's last model beside logistic regression on the same features and labels, split by split."""
     lines = [["split", "CSSL, last model", "logistic regression", "difference (over test images)"]]
@@ -308,67 +373,91 @@ def regression_table(runs: list[Run]) -> list[list[str]]:
     return lines
 
 
-def section(title: str, runs: list[Run], *lines: list[list[str]]) -> list[str]:
+def section(title: str, runs: list[Run], *texts: str | list[list[str]]) -> str:
     facts = [run.described("args/environment.json") for run in runs]
     commits, machines = (", ".join(sorted({str(fact.get(key, "?")) for fact in facts}))
                          for key in ("commit", "machine"))
     hours = sum(map(record.seconds, runs)) / 3600
-    return [f"### {title}", f"{len(runs)} runs; commit {commits}; {machines}; {hours:.1f} hours of runs.",
-            *map(tables.markdown, lines)]
+    return joined(f"### {title}", f"{len(runs)} runs; commit {commits}; {machines}; {hours:.1f} hours of runs.", *texts)
 
 
-def report(done: dict[str, list[Run]]) -> tuple[str, dict[str, Figure]]:
-    """Returns tables as Markdown, and figures by name, of the runs of each part."""
-    texts, figures = [], {}
+def joined(*texts: str | list[list[str]]) -> str:
+    return "\n\n".join(text if isinstance(text, str) else tables.markdown(text) for text in texts)
+
+
+class Block(NamedTuple):
+    """What is written of one part, or of several together: Markdown, and figures by name."""
+
+    text: str
+    figures: Mapping[str, Figure] = MappingProxyType({})
+
+
+def report(done: dict[str, list[Run]]) -> dict[str, Block]:
+    """Returns what there is to say of the runs of each part, by the names of parts and of TOGETHER."""
+    blocks = {}
     if done.get("curves"):
-        texts += section("The original's own curves", done["curves"], curves_table(done["curves"]))
-        figures["curves"] = curves_figure(done["curves"])
+        blocks["curves"] = Block(section("The original's own curves", done["curves"], curves_table(done["curves"])),
+                                 {"curves": curves_figure(done["curves"])})
     grids = {name: tables.summarise(runs, TAGS, last=PARTS[name].last) for name, runs in done.items()
              if runs and name in (*CLAIMS_PARTS, *FEATURES_PARTS)}
-    compared: dict = {}
-    for title, names in (("The paper's claims", CLAIMS_PARTS), ("The paper's claims on features", FEATURES_PARTS)):
-        claims = claims_table([grid for name, grid in grids.items() if name in names])
+    differences = {name: tables.differences(grid, REFERENCE) for name, grid in grids.items()}
+    for name, title in (("claims", "The paper's claims"), ("features_claims", "The paper's claims on features")):
+        claims = claims_table([grids[part] for part in TOGETHER[name] if part in grids])
+        compared = dict(itertools.chain(*(differences[part].items() for part in CLAIMS_PARTS if part in grids)))
         if len(claims) > 1:
-            texts += [f"### {title}", tables.markdown(claims)]
-    for name, grid in grids.items():
-        differences = tables.differences(grid, REFERENCE)
+            blocks[name] = Block(joined(f"### {title}", claims),
+                                 {"forest": forest(compared, REFERENCE)} if name == "claims" else {})
+    for name, runs in done.items():
         title = f"{PARTS[name].datasets[0].replace('.1@', ', ').removesuffix('-1')} labels"
-        if name in FEATURES_PARTS:
-            title += f", features of {FEATURES['features']}"
-        else:
-            compared |= differences
-        texts += [*section(title, done[name], tables.table_of(grid)), "Differences to CSSL, split by split:",
-                  tables.markdown(tables.table_of_differences(differences, REFERENCE))]
-        if name in FEATURES_PARTS:
-            texts += ["Beside logistic regression:", tables.markdown(regression_table(done[name]))]
-    if compared:
-        figures["forest"] = forest(compared, REFERENCE)
+        if name in CLAIMS_PARTS and runs:
+            blocks[name] = Block(section(
+                title, runs, tables.table_of(grids[name]), "Differences to CSSL, split by split:",
+                tables.table_of_differences(differences[name], REFERENCE)))
+        elif name.startswith("features") and runs:
+            texts = [features_table(runs)]
+            if name in FEATURES_PARTS:
+                texts += ["CSSL beside logistic regression:", regression_table(runs)]
+            blocks[name] = Block(section(f"{title}, features of {PARTS[name].flags['features']}", runs, *texts))
     credal = [run for name, runs in done.items() if name in CLAIMS_PARTS for run in runs
               if run.method == REFERENCE and any("truth" in found.get("credal", {}) for found in run.reports)]
     if credal:
-        texts += ["### What credal sets promise", tables.markdown(credal_table(credal)),
-                  tables.markdown(promise_table(credal))]
-        figures["credal"] = credal_validity(credal)
+        blocks["credal"] = Block(joined("### What credal sets promise", credal_table(credal), promise_table(credal)),
+                                 {"credal": credal_validity(credal)})
     if done.get("methods"):
-        texts += section("Every method on the digits", done["methods"],
-                         methods_table(done["methods"], label_spreading(PARTS["methods"].datasets)))
+        table = methods_table(done["methods"], label_spreading(PARTS["methods"].datasets))
+        blocks["methods"] = Block(section("Every method on the digits", done["methods"], table))
+        blocks["best"] = Block(joined(best_table(table)))
     if done.get("pilot"):
         grid = tables.summarise(done["pilot"], ("accuracy/valid", "ece/valid"), last=1)
-        texts += section("Pilot (validation images of split 0)", done["pilot"], tables.table_of(grid))
-    return "\n\n".join(texts), figures
+        blocks["pilot"] = Block(section("Pilot (validation images of split 0)", done["pilot"], tables.table_of(grid)))
+    return blocks
+
+
+def replace(documents: dict[Path, str], name: str, text: str) -> None:
+    """Puts a text in the place that one of the documents has for it."""
+    begin, end = (f"<!-- {which}: scripts/lab/evidence.py {name} -->" for which in ("begin", "end"))
+    for path, document in documents.items():
+        before, _, rest = document.partition(begin)
+        _, found, after = rest.partition(end)
+        if found:
+            documents[path] = f"{before}{begin}\n{text}\n{end}{after}"
+            return
+    raise UserError(f"There is no place for {name}: expected the lines {begin} and {end} in "
+                    f"{' or '.join(path.name for path in documents)}.")
 
 
 def main() -> int:
     parser = tools.parser(__doc__)
     parser.add_argument("--parts", default=",".join(name for name in PARTS if name not in (
-                        "pilot", "methods", *FEATURES_PARTS)),
+                        "pilot", "methods") and not name.startswith("features")),
                         help=f"of {', '.join(PARTS)}; default: %(default)s")
     parser.add_argument("--train_dir", type=Path, default=Path("experiments"), help="default: %(default)s")
     parser.add_argument("--at_once", type=int, default=1, help=AT_ONCE)
     parser.add_argument("--filter", default="", help="keep the runs whose command contains this text")
     parser.add_argument("--recorded", action="store_true", help=f"count the runs of {RECORD.name} as finished")
     parser.add_argument("--report", action="store_true", help="train nothing, show what is finished")
-    parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md's section and docs/evidence")
+    parser.add_argument("--write", action="store_true", help="write the tables of these parts into BENCHMARKS.md and "
+                        "docs/evidence")
     argv, extra = split_flags(sys.argv[1:])
     args = parser.parse_args(argv)
     parts = args.parts.split(",")
@@ -380,6 +469,8 @@ def main() -> int:
         record.restore(RECORD, args.train_dir)
     code = 0
     if not args.report:
+        if "features_resnet50" in parts:
+            write_subset(SUBSET)
         todo = [job for name in parts for job in jobs[name] if not job.finished()]
         # A series that is stopped should leave answers, and what they are worth beside labels alone.
         todo.sort(key=lambda job: (job.method not in CLAIMED, job.method != LABELS_ALONE))
@@ -387,13 +478,18 @@ def main() -> int:
         code = run_all(todo, args.at_once, keep)
     if code not in STOPPED:
         done = {name: [run for job in jobs[name] if (run := job.finished())] for name in parts}
-        text, figures = report(done)
-        print(text or "Nothing is finished yet.")
-        if args.write and text:
-            before, rest = BENCHMARKS.read_text(encoding="utf-8").split(BEGIN, 1)
-            write_text(BENCHMARKS, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
-            for name, figure in figures.items():
-                plots.save(figure, FIGURES / name, ("png",))
+        blocks = report(done)
+        print(joined(*(block.text for block in blocks.values())) or "Nothing is finished yet.")
+        if args.write:
+            # What is said of several parts is only written where all of them were asked for.
+            written = {name: block for name, block in blocks.items() if {*TOGETHER.get(name, ())} <= {*parts}}
+            documents = {path: path.read_text(encoding="utf-8") for path in (BENCHMARKS, *sorted(FIGURES.glob("*.md")))}
+            for name, block in written.items():
+                replace(documents, name, block.text)
+                for figure, drawn in block.figures.items():
+                    plots.save(drawn, FIGURES / figure, ("png",))
+            for path, document in documents.items():
+                write_text(path, document)
             record.save(itertools.chain(*done.values()), args.train_dir, RECORD)
     return code
 

@@ -4,7 +4,8 @@
 
 TensorFlow gives XLA the whole step of CSSL on CIFAR-10 as it would on a GPU, and XLA compiles it for A100 and H100 by
 what is known of them. That XLA, newer than TensorFlow's, comes with jax's wheels, in .venv-gpu, which is made once (1.2
-GB). Prints a table, which BENCHMARKS.md explains; exit code 1, and a line for each, if something is beyond its limit.
+GB). Prints a table, which docs/evidence/gpu.md explains; exit code 1, and a line for each, if something is beyond its
+limit.
 """
 import itertools
 import json

@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import cssl
+from libml.config import RunConfig
 from libml.results.metrics import METRICS
 from libml.run import Run
 from libml.writing import write_text
@@ -48,9 +50,15 @@ def seconds(run: Run) -> float:
     return run.report_file.stat().st_mtime - _begun(run.described("args/environment.json"))
 
 
+def _path(entry: dict) -> str:
+    """The path of an entry's run below a root: it tells where weights and images lie, so it is another here."""
+    config = RunConfig.from_json(cssl.method(entry["config"]["method"]), {**entry["config"], "train_dir": "."})
+    return Path(Path(entry["path"]).parts[0], config.folder()).as_posix()
+
+
 def _read(file: Path) -> dict[str, dict]:
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {entry["path"]: entry for entry in map(json.loads, lines)}
+    return {_path(entry): entry for entry in map(json.loads, lines)}
 
 
 def save(runs: Iterable[Run], root: Path, file: Path) -> None:

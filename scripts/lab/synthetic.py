@@ -9,8 +9,8 @@ The paper does not say what an iteration is; three readings:
   pooled  an epoch of minibatches of 25 from labelled and pseudo-labelled points together, all points weighted alike
   full    10 gradient steps on all 525 points, weighted alike
   terms   20 steps on mean labelled loss + mean loss of 25 unlabelled points, the objective of the paper's Sec. 3.4
-BENCHMARKS.md has what each shows. The dynamics amplify rounding (a rate of 0.5 is beyond the stable one for 100 units),
-so that means move by 0.01 between builds of TensorFlow.
+docs/evidence/synthetic.md has what each shows. The dynamics amplify rounding (a rate of 0.5 is beyond the stable one
+for 100 units), so that means move by 0.01 between builds of TensorFlow.
 """
 import numpy as np
 

@@ -21,6 +21,8 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"bash scripts/(quickstart|test)\.sh": "the first is a run of minutes, the second runs this",
     r"\. \.venv/bin/activate": "brings an environment into a shell",
     r"pip install|nvidia-smi|cssl-doctor": "for GPUs; tests/tools/test_doctor.py",
+    r"pip wheel|uvx|pipx|docker|apptainer|sh scripts/containers": "fetches; tests/tools/test_packages.py",
+    r"import (wandb|mlflow)": "where they are installed; tests/docs/test_tracking.py",
     r"sbatch ": "SLURM; tests/devices/test_scale.py runs the scripts",
     r"TF_CONFIG=": "several machines; tests/devices/test_scale.py starts such processes",
     r"python scripts/create_datasets\.py": "downloads; tests/data/test_sources.py has small files",
@@ -31,7 +33,7 @@ SHORTER = {  # what stands for what takes long, or is not here
     r"(cifar10|cifar100)\.\d@\d+-\d+": "digits.1@40-1", r"/my/images": "my_images",
     r"keras:(EfficientNetV2B0|ResNet50V2|MobileNetV2,alpha=0.5)": "keras:MobileNet,alpha=0.25",
     r"--image_size=96": "--image_size=32", r"RunConfig\.of\(CSSL, train_kimg=64\)": "RunConfig.of(CSSL, **SHORT)"}
-OWN_TESTS = {"extending.md", "predict_export.md"}  # tests/learn/test_api.py, tests/results/test_export.py
+OWN_TESTS = {"extending.md", "predict_export.md", "api.md"}  # tests/learn/test_api.py, …/test_export.py, test_site.py
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -86,7 +88,7 @@ def place(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_data.md", "README.md", "getting_started.md", "features.md", "pretrained.md",
                                   "reproducing.md", "scale.md", "methods.md", "faq.md", "evidence.md",
-                                  "first_gpu_hour.md", "reliability.md"])
+                                  "first_gpu_hour.md", "reliability.md", "install.md", "tracking.md"])
 def test_blocks_run(name, place, program, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setitem(DATASETS, "digits", dataclasses.replace(DATASETS["digits"], presets=SHORT))
@@ -108,7 +110,24 @@ def test_all_documents_are_tried_and_linked():
         assert f"(docs/{path.name}" in readme, f"{path.name} is not linked from the README"
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_pages_begin_with_what_they_are_for():
+    for path in (ROOT / "docs").glob("**/*.md"):
+        assert re.match(r"# .+\n\nAfter this page you ", path.read_text(encoding="utf-8")), path.name
+
+
+def test_benchmarks_are_short_and_say_what_the_tables_say():
+    text = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    tables = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/evidence").glob("*.md"))
+    for title in ("Frozen features", "Compiled for, not run on"):
+        section = re.search(rf"^## {title}$.*?^(?=## )", text, re.M | re.S)[0]
+        rows = [line for line in section.splitlines() if line.startswith("|")]
+        figures = re.findall(r"\d+\.\d+", "".join(rows))
+        assert len(figures) > 10 and not [figure for figure in figures if figure not in tables]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "BENCHMARKS.md",
+                                      *sorted((ROOT / "docs/evidence").glob("*.md"))], ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):

@@ -307,6 +307,12 @@ def test_heads_drop_dimensions_in_training_alone(arch):
     assert (first != other).any() and (first != plain(x).numpy()).any()
 
 
+def test_where_all_have_labels_nothing_is_compared_with_labels_alone(place):
+    """Logistic regression would take longer than the run."""
+    run = cssl.train(config_of(place, cssl.FullySupervised, baseline=True))
+    assert run.finished and not (run.path / "stats/baseline.json").exists()
+
+
 @pytest.mark.slow
 def test_a_run_is_continued_predicts_images_and_is_exported(place, tmp_path, program):
     """From the command line; files get what their features get, as the network behind the features makes them."""
@@ -417,6 +423,42 @@ def test_embeddings_of_a_dataset_follow_its_order(tmp_path):
                     for name in (str(tmp_path / "e.npz"), ""))
     np.testing.assert_array_equal(data.labeled, images.labeled)
     np.testing.assert_array_equal(data.shown(data.labeled), images.images[images.labeled])
+
+
+def test_embeddings_of_named_files_follow_the_images(tmp_path):
+    """In any order, those held out for the test among them, and one file that is none of the images."""
+    from PIL import Image
+
+    colours = np.random.RandomState(0).permutation(40)
+    for number, colour in enumerate(colours):
+        part = f"train/{'ab'[number % 2]}" if number < 30 else "unlabeled"
+        (tmp_path / "my" / part).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (int(colour),) * 3).save(tmp_path / "my" / part / f"{number}.png")
+    (tmp_path / "my/train/b/broken.png").write_bytes(b"no picture")
+    names = [str(path.relative_to(tmp_path / "my")) for path in (tmp_path / "my").rglob("*.png")]
+    shades = np.array([0 if "broken" in name else colours[int(name.split("/")[-1][:-4])] for name in names])
+    views = np.stack([shades, 100 + shades], 1)[..., None] + np.zeros(3)
+
+    def loaded(dataset=f"folder:{tmp_path}/my.1@10-4", **arrays):
+        np.savez(tmp_path / "e.npz", **arrays)
+        return load(RunConfig.of(CSSL, dataset=dataset, features=str(tmp_path / "e.npz"), feature_views="0,1",
+                                 image_size=8, data_dir=str(tmp_path / "data")))
+
+    data = loaded(features=views, files=names)
+    train, test = data.pictures
+    np.testing.assert_array_equal(data.images[:, 0, 0], train[:, 0, 0])
+    np.testing.assert_array_equal(data.images[:, 1, 0], train[:, 0, 0] + 100.0)
+    np.testing.assert_array_equal(data.test_images[:, 0, 0], test[:, 0, 0])
+    assert len(test) > 0 and len(train) + len(test) == 40
+    with pytest.raises(UserError, match=r"39 of the 40 images of .*my.1@10-4 are none of the files named .* such as "
+                                        r"unlabeled/39.png: name all of them, from .*my on"):
+        loaded(features=views[:1], files=["unlabeled/39.png"])
+    with pytest.raises(UserError, match=r"files are <U\d+ of shape \[1\]; expected text, one name for each of the 41"):
+        loaded(features=views, files=names[:1])
+    with pytest.raises(UserError, match="digits.1@40-10 has no files. Leave the array out"):
+        loaded("digits.1@40-10", features=views, files=names)
+    with pytest.raises(UserError, match="has no array labels or test_features or test_labels"):
+        loaded("arrays.1@40-10", features=views, files=names)
 
 
 @pytest.mark.parametrize("change, message", [

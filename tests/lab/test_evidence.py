@@ -14,6 +14,7 @@ from scipy import stats
 
 import cssl
 from cssl import cli
+from libml.config import RunConfig
 from libml.errors import UserError
 from libml.results import tables
 from libml.results.evaluate import credal_coverage
@@ -198,13 +199,23 @@ def test_jobs_are_commands_that_the_program_takes(tmp_path):
     assert {*evidence.BEST_LATER} <= {*evidence.LATER}
 
 
+def placed(folder, root):
+    """Moves the runs of a folder to where their configurations put them, in a part's folder below a root."""
+    for run in find_runs([folder]):
+        stored = run.settings | {"train_dir": str(root / "part")}
+        place = RunConfig.from_json(cssl.method(run.method), stored).folder()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        run.path.rename(place)
+    return find_runs([root])
+
+
 def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
-    file, elsewhere = tmp_path / "runs.jsonl", tmp_path / "elsewhere"
+    file, elsewhere, root = tmp_path / "runs.jsonl", tmp_path / "elsewhere", tmp_path / "root"
     write_run(compared, [100 * count / 360 for count in (341, 343, 344, 346)], method="LSMatch")
-    runs = find_runs([compared])
-    record.save(runs[:4], compared, file)
+    runs = placed(compared, root)
+    record.save(runs[:4], root, file)
     first = file.read_text()
-    record.save(runs, compared, file)
+    record.save(runs, root, file)
     assert len(file.read_text().splitlines()) == 7 and set(first.splitlines()) <= set(file.read_text().splitlines())
     assert str(tmp_path) not in file.read_text()
     record.restore(file, elsewhere)
@@ -212,7 +223,7 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
     again = find_runs([elsewhere])
     assert len(again) == 7
     for ours, theirs in zip(runs, again, strict=True):
-        assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(compared) and not theirs.problems
+        assert theirs.path.relative_to(elsewhere) == ours.path.relative_to(root) and not theirs.problems
         assert theirs.settings == ours.settings and theirs.finished
         assert theirs.described("args/environment.json")["commit"] == "0123abcd"
         for tag in ("accuracy", "ece", "monitors/alpha"):
@@ -227,21 +238,25 @@ def test_a_record_gives_back_what_tables_and_figures_show(compared, tmp_path):
 
 
 def test_a_record_keeps_how_long_a_run_took(tmp_path):
-    path = write_run(tmp_path / "here", [50.0] * 4)
+    write_run(tmp_path / "run", [50.0] * 4)
+    (run,) = placed(tmp_path / "run", tmp_path / "here")
     begun = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
-    os.utime(path / "metrics.jsonl", (begun + 90, begun + 90))
-    record.save(find_runs([path]), tmp_path / "here", tmp_path / "runs.jsonl")
+    os.utime(run.report_file, (begun + 90, begun + 90))
+    record.save([run], tmp_path / "here", tmp_path / "runs.jsonl")
     record.restore(tmp_path / "runs.jsonl", tmp_path / "there")
     assert record.seconds(find_runs([tmp_path / "there"])[0]) == 90
 
 
 @pytest.fixture
 def benchmarks(tmp_path, monkeypatch):
-    """A document with a place for the tables; figures and record are beside it."""
-    file = tmp_path / "BENCHMARKS.md"
-    file.write_text(f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n")
+    """A document with a place for the tables of several parts; figures, record and one with a part's are beside it."""
+    file, figures = tmp_path / "BENCHMARKS.md", tmp_path / "figures"
+    figures.mkdir()
+    for path, name in (file, "claims"), (figures / "images.md", "digits"):
+        path.write_text(f"before\n<!-- begin: scripts/lab/evidence.py {name} -->\nold {name}\n"
+                        f"<!-- end: scripts/lab/evidence.py {name} -->\nafter\n")
     monkeypatch.setattr(evidence, "BENCHMARKS", file)
-    monkeypatch.setattr(evidence, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(evidence, "FIGURES", figures)
     monkeypatch.setattr(evidence, "RECORD", tmp_path / "figures" / "runs.jsonl")
     return file
 
@@ -255,6 +270,25 @@ def write_finished(job):
         folder.add_report({"step": int(config.training.train_kimg * 1024), "accuracy": 91.0, "ece": 0.1, "nll": 0.5})
 
 
+def test_a_record_finds_runs_wherever_weights_and_images_lie(tmp_path, monkeypatch):
+    """The names of their folders tell where that is."""
+    file = tmp_path / "runs.jsonl"
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        root = tmp_path / place / "runs"
+        jobs = [evidence.PARTS[f"features_{part}"].jobs(root, {"weights": "w.h5"})[0] for part in ("40", "resnet50")]
+        if place == "here":
+            for job in jobs:
+                write_finished(job)
+        else:
+            record.restore(file, root)
+        found = [job.finished() for job in jobs]
+        record.save(found, root, file)
+        assert len(file.read_text().splitlines()) == 2
+        assert tmp_path.as_posix() not in file.read_text()
+
+
 def test_claims_come_first_and_a_run_is_recorded_when_it_ends(tmp_path, monkeypatch, benchmarks):
     """In place of training, runs made before are moved to where the series looks for them; one fails."""
     rows = ("LSMatch", {}), (evidence.LABELS_ALONE, {}), ("CSSL", {})
@@ -262,7 +296,6 @@ def test_claims_come_first_and_a_run_is_recorded_when_it_ends(tmp_path, monkeypa
     monkeypatch.setattr(evidence, "PARTS", {"digits": part})
     for job in part.jobs(tmp_path / "made"):
         write_finished(job)
-    evidence.RECORD.parent.mkdir()
     evidence.RECORD.write_text("")
     program, log = tmp_path / "python", tmp_path / "log"
     program.write_text(f"""#!/bin/bash
@@ -279,7 +312,8 @@ mv "$found" {tmp_path}/runs/"$found"
     done = invoke(evidence.main, "--write", f"--train_dir={tmp_path / 'runs'}")
     assert done.code == 1 and "failed: python -m cssl.lsmatch" in done.stderr
     assert log.read_text().splitlines() == ["cssl.cssl 0", "cssl.supervised 1", "cssl.lsmatch 2"]
-    assert len(evidence.RECORD.read_text().splitlines()) == 2 and "91.00 (1)" in benchmarks.read_text()
+    assert len(evidence.RECORD.read_text().splitlines()) == 2
+    assert "91.00 (1)" in (tmp_path / "figures/images.md").read_text()
 
 
 def test_all_methods_beside_each_other(tmp_path):
@@ -297,9 +331,46 @@ def test_all_methods_beside_each_other(tmp_path):
          "150", "2"]]
 
 
+def test_methods_on_features_beside_logistic_regression(tmp_path):
+    for seed in (1, 2):
+        for method, accuracy in (("CSSL", 60.0 + seed), ("FixMatch", 59.0)):
+            run = write_run(tmp_path, [accuracy] * 4, [0.1 * seed] * 4, method=method, dataset=f"cifar10.{seed}@40-1")
+            regression = {"labels_alone": 50.0 + 2 * seed}
+            if method == "CSSL" and seed == 1:
+                regression["labels_alone_scores"] = {"accuracy": 52.0, "ece": 0.3, "nll": 1.25}
+            (run / "stats/baseline.json").write_text(json.dumps(regression))
+    fewer = write_run(tmp_path, [40.0] * 4, method="C2S2L", dataset="cifar10.2@40-1", calibration=0.25)
+    (fewer / "stats/baseline.json").write_text(json.dumps({"labels_alone": 10.0}))  # of the other labels
+    header, *lines = evidence.features_table(find_runs([tmp_path]))
+    assert header[4:] == ["accuracy %, minus CSSL's", "ECE, minus CSSL's", "NLL, minus CSSL's",
+                          "accuracy %, minus logistic regression's", "splits"]
+    # Students of two numbers: their mean, and 12.706 times half of what they are apart.
+    assert lines == [
+        ["CSSL", "61.50 ± 0.71", "0.150 ± 0.071", "–", "–", "–", "–", "+8.50 (+2.15 to +14.85)", "2"],
+        ["FixMatch", "59.00 ± 0.00", "0.150 ± 0.071", "–", "-2.50 (-8.85 to +3.85)", "+0.000 (+0.000 to +0.000)", "–",
+         "+6.00 (-6.71 to +18.71)", "2"],
+        ["logistic regression", "53.00 ± 1.41", "0.300", "1.250", "-8.50 (-14.85 to -2.15)", "+0.200 (–)", "–", "–",
+         "2"],
+        ["C2S2L", "40.00", "0.100", "–", "-22.00 (–)", "-0.100 (–)", "–", "-14.00 (–)", "1"]]
+
+
 def test_label_spreading_knows_the_digits():
     (found,) = evidence.label_spreading(("digits.1@40-1",))
     assert 85 < found["accuracy"] < 100 and found["nll"] > 0
+
+
+def test_every_table_has_one_place():
+    pages = "".join(path.read_text(encoding="utf-8") for path in (evidence.BENCHMARKS, *evidence.FIGURES.glob("*.md")))
+    for name in {*evidence.PARTS, *evidence.TOGETHER, "best"}:
+        for which in "begin", "end":
+            assert pages.count(f"<!-- {which}: scripts/lab/evidence.py {name} -->") == 1, name
+
+
+def test_the_best_methods_see_few_labels():
+    head = ["method", "accuracy %", "images/s", "runs"]
+    lines = [["FullySupervised", "99", "1", "5"], ["CSSL", "97", "2", "5"], [evidence.SPREADING, "92", "–", "5"],
+             ["Supervised", "87", "3", "5"]]
+    assert evidence.best_table([head, *lines], 2) == [head[:2], ["CSSL", "97"], [evidence.SPREADING, "92"]]
 
 
 def test_filter_and_further_flags(tmp_path):
@@ -312,16 +383,26 @@ def test_filter_and_further_flags(tmp_path):
 
 
 def test_the_script_reports_and_writes(tmp_path, benchmarks):
-    write_finished(evidence.PARTS["digits"].jobs(tmp_path)[0])
-    done = invoke(evidence.main, "--report", "--write", f"--train_dir={tmp_path}")
-    assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
-    text = benchmarks.read_text()
+    for job in evidence.PARTS["digits"].jobs(tmp_path)[:2]:
+        write_finished(job)
+    flags = "--report", "--write", f"--train_dir={tmp_path}"
+    done = invoke(evidence.main, *flags, "--parts=digits")
+    assert "2 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
+    page = tmp_path / "figures/images.md"
+    text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "91.00 (1)" in text and "old" not in text
+    assert "better calibrated" in done.stdout  # but what is said of three parts together stays as it was
+    assert "old claims" in benchmarks.read_text() and not (tmp_path / "figures/forest.png").exists()
+    invoke(evidence.main, *flags, "--parts=digits,fashion_mnist,cifar10")
+    assert "old claims" not in benchmarks.read_text() and (tmp_path / "figures/forest.png").exists()
+    page.write_text(text.replace("end: scripts/lab/evidence.py digits", ""))
+    with pytest.raises(UserError, match="no place for digits: expected the lines <!-- begin"):
+        invoke(evidence.main, *flags, "--parts=digits")
     # Elsewhere the recorded run counts as finished, and says the same; asked for by name only.
     elsewhere = tmp_path / "elsewhere"
     done = invoke(evidence.main, "--report", f"--train_dir={elsewhere}")
     assert done.stdout == "Nothing is finished yet.\n"
     done = invoke(evidence.main, "--report", "--recorded", f"--train_dir={elsewhere}")
-    assert "1 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
+    assert "2 runs; commit 0123abc; a CPU" in done.stdout and "91.00 (1)" in done.stdout
     with pytest.raises(UserError, match="Unknown --parts=mnist"):
         invoke(evidence.main, "--parts=mnist")

@@ -18,21 +18,25 @@ def test_it_is_scikit_learns_with_the_strength_that_validation_prefers():
     (x, y), held, (test, _) = clouds(30, 0), clouds(120, 1), clouds(300, 2)
     losses = {c: log_loss(held[1], LogisticRegression(max_iter=1000, C=c).fit(x, y).predict_proba(held[0]))
               for c in baseline.STRENGTHS}
-    expected = LogisticRegression(max_iter=1000, C=min(losses, key=losses.__getitem__)).fit(x, y).predict(test)
-    np.testing.assert_array_equal(baseline.logistic_regression(x, y, test, held), expected)
+    expected = LogisticRegression(max_iter=1000, C=min(losses, key=losses.__getitem__)).fit(x, y)
+    found = baseline.logistic_regression(x, y, test, held, 4)
+    np.testing.assert_array_equal(found[:, :3], expected.predict_proba(test))
+    np.testing.assert_array_equal(found[:, 3], 0)  # no label says what the last class is like
+    np.testing.assert_array_equal(found.argmax(1), expected.predict(test))
 
 
 @pytest.mark.parametrize("labels", [3, 6, 30])
 def test_few_labels_are_cross_validated_or_not_searched(labels):
     x, y = clouds(labels, 0)
     test, truth = clouds(600, 1)
-    found = baseline.logistic_regression(x, y, test, (x[:0], y[:0]))
-    assert np.mean(found == truth) > (0.5 if labels == 3 else 0.65)
+    found = baseline.logistic_regression(x, y, test, (x[:0], y[:0]), 3)
+    assert np.mean(found.argmax(1) == truth) > (0.5 if labels == 3 else 0.65)
 
 
 def test_labels_of_one_class_give_that_class():
     x, y = clouds(9, 0)
-    assert set(baseline.logistic_regression(x[y == 2], y[y == 2], x, (x[:0], y[:0]))) == {2}
+    found = baseline.logistic_regression(x[y == 2], y[y == 2], x, (x[:0], y[:0]), 3)
+    np.testing.assert_array_equal(found, np.tile([0, 0, 1], (9, 1)))
 
 
 def test_the_interval_is_that_of_resampled_images():

@@ -14,10 +14,11 @@ import pytest
 import tensorflow as tf
 from helpers import Program, invoke
 
-from cssl import cli, method
+from cssl import cli, method, methods
 from cssl.cssl import CSSL
 from cssl.fixmatch import FixMatch
 from libml import experiment
+from libml.config import RunConfig
 from libml.results.metrics import METRICS
 from libml.run import Run, find_runs
 
@@ -310,9 +311,20 @@ def test_unwritable_train_dir_is_one_line(program, tmp_path):
 @pytest.mark.parametrize("module, own", [("cssl", "alpha_bound"), ("fixmatch", "confidence"), ("upsmatch", "conf_p")])
 def test_help_shows_the_methods_own_flags_grouped(module, own):
     text = cli.help_text(method(module))
-    assert text.index(f"--{own}") < text.index("data:") < text.index("network:") < text.index("training:")
-    assert "tau" in text and "[0.03]" in text and "--train_steps" in text
+    places = [text.index(word) for word in ("--dataset=digits", "--train_steps", f"--{own}", "data:", "network:",
+                                            "training:")]
+    assert places == sorted(places)
+    assert "tau" in text and "--lr=0.03 " in text
     assert ("alpha_bound" in text) == (module == "cssl")
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_help_fits_two_screens(name):
+    lines = cli.help_text(method(name)).splitlines()
+    assert len(lines) <= 100 and max(map(len, lines)) <= 120
+    shown = [match[1] for line in lines if (match := re.match(r"  --(?:\[no\])?(\w+)", line))]
+    declared = [option for option, field in RunConfig.fields(method(name)).items() if field.metadata["flag"]]
+    assert sorted(shown) == sorted([*declared, "train_steps"])
 
 
 @pytest.mark.slow
