@@ -22,7 +22,8 @@ setup(
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
     python_requires=">=3.10",
     package_data={"cssl": ["py.typed", "*.pyi"], "cssl.tools": ["*.css", "*.npz", "*.sbatch", "*.sh"],
-                  "libml": ["py.typed"], "libml.augment": ["*.json"], "libml.results": ["*.json"]},
+                  "libml": ["py.typed"], "libml.augment": ["*.json"], "libml.labelling": ["*.html"],
+                  "libml.results": ["*.json"]},
     entry_points={"console_scripts": [*(f"{command} = cssl.cli:console" for command in METHODS),
                                       *(f"cssl-{tool} = cssl.tools:console" for tool in TOOLS)]},
     install_requires=[
@@ -44,7 +45,7 @@ setup(
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.20"],  # CUDA's libraries, NCCL, ptxas and libdevice for NVIDIA's cards
         "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.27", "pygments>=2.17"],  # the site: mkdocs.yml
-        # the suite, its property tests, its lint check, its type check, and several cores for it
-        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pytest-xdist>=3.5"],
+        # the suite, its property tests, its lint check, its type check, several cores for it, a browser for the page
+        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pytest-xdist>=3.5", "selenium>=4.20"],
     },
 )

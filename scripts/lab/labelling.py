@@ -189,7 +189,8 @@ def table() -> str:
             gap = np.array([p["shown"] - p["accuracy"] for p in points])
             holds = np.mean([p["low"] <= p["accuracy"] <= p["high"] for p in points])
             shown.append(f"| {dataset} | {order} | {gap.mean():+.1f} | {abs(gap).mean():.1f} | {100 * holds:.0f} % |")
-    return "\n".join([*lines, "", *shown])
+    return "\n".join([*lines, "", "How far the accuracy that the page shows, on the random images labelled so far, is "
+                      "from the true one, in points, and how often its interval (95 %) holds that:", "", *shown])
 
 
 def main() -> None:

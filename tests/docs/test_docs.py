@@ -23,6 +23,7 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"pip install|nvidia-smi|cssl-doctor": "for GPUs; tests/tools/test_doctor.py",
     r"pip wheel|uvx|pipx|docker|apptainer|sh scripts/containers": "fetches; tests/tools/test_packages.py",
     r"import (wandb|mlflow)": "where they are installed; tests/docs/test_tracking.py",
+    r"cssl-label ": "serves until it is stopped; tests/labelling",
     r"sbatch ": "SLURM; tests/devices/test_scale.py runs the scripts",
     r"TF_CONFIG=": "several machines; tests/devices/test_scale.py starts such processes",
     r"python scripts/create_datasets\.py": "downloads; tests/data/test_sources.py has small files",

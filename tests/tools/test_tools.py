@@ -144,8 +144,8 @@ def test_what_is_installed(monkeypatch):
     commands = dict(entry.split(" = ") for entry in given["entry_points"]["console_scripts"])
     assert {name for name, target in commands.items() if target == "cssl.tools:console"} == {
         "cssl-data", "cssl-inspect", "cssl-table", "cssl-extract", "cssl-plot", "cssl-report", "cssl-reproduce",
-        "cssl-doctor", "cssl-predict", "cssl-export"}
-    assert {"cssl", "cssl-fixmatch", "cssl-mean-teacher"} <= set(commands) and len(commands) == len(cssl.methods()) + 10
+        "cssl-doctor", "cssl-predict", "cssl-export", "cssl-label", "cssl-audit"}
+    assert {"cssl", "cssl-fixmatch", "cssl-mean-teacher"} <= set(commands) and len(commands) == len(cssl.methods()) + 12
     assert given["version"] == cssl.__version__ and "cssl.tools" in given["packages"]
     assert [path for package in given["packages"] for path in (ROOT / package.replace(".", "/")).iterdir()
             if path.is_file() and path.suffix != ".py"
