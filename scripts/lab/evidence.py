@@ -36,7 +36,7 @@ from libml.writing import write_text
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "evidence"
 RECORD = FIGURES / "runs.jsonl"
-BENCHMARKS = ROOT / "BENCHMARKS.md"
+README, BENCHMARKS = ROOT / "README.md", ROOT / "BENCHMARKS.md"
 
 REFERENCE = "CSSL"
 CLAIMED = (REFERENCE, "FixMatch", "FixMatchDA")  # the methods that the claims compare
@@ -362,6 +362,19 @@ def features_table(runs: list[Run]) -> list[list[str]]:
     return lines
 
 
+def first_table(runs: list[Run]) -> list[list[str]]:
+    """The table of the README's first screen: what few labels reach on frozen features, and in what time."""
+    rows = {line[0]: line[1:3] for line in features_table(runs)[1:]}
+    lines = [["40 labels of CIFAR-10, features of MobileNetV2", "accuracy %", "ECE", "minutes"]]
+    for row, method, title in (("CSSL", "CSSL", "CSSL"), ("LSMatch", "LSMatch", "LSMatch"),
+                               ("FixMatch", "FixMatch", "FixMatch"), (LABELS_ALONE, LABELS_ALONE, "labels alone"),
+                               (REGRESSION, "", f"{REGRESSION} (scikit-learn)")):
+        took = [record.seconds(run) / 60 for run in runs if run.method == method]
+        if row in rows:
+            lines.append([title, *rows[row], f"{statistics.median(took):.1f}" if took else "–"])
+    return lines
+
+
 def regression_table(runs: list[Run]) -> list[list[str]]:
     """Puts CSSL's last model beside logistic regression on the same features and labels, split by split."""
     lines = [["split", "CSSL, last model", "logistic regression", "difference (over test images)"]]
@@ -415,6 +428,8 @@ def report(done: dict[str, list[Run]]) -> dict[str, Block]:
                 tables.table_of_differences(differences[name], REFERENCE)))
         elif name.startswith("features") and runs:
             texts = [features_table(runs)]
+            if name == "features_all":
+                blocks["first"] = Block(joined(first_table(runs)))
             if name in FEATURES_PARTS:
                 texts += ["CSSL beside logistic regression:", regression_table(runs)]
             blocks[name] = Block(section(f"{title}, features of {PARTS[name].flags['features']}", runs, *texts))
@@ -483,7 +498,8 @@ def main() -> int:
         if args.write:
             # What is said of several parts is only written where all of them were asked for.
             written = {name: block for name, block in blocks.items() if {*TOGETHER.get(name, ())} <= {*parts}}
-            documents = {path: path.read_text(encoding="utf-8") for path in (BENCHMARKS, *sorted(FIGURES.glob("*.md")))}
+            documents = {path: path.read_text(encoding="utf-8")
+                         for path in (README, BENCHMARKS, *sorted(FIGURES.glob("*.md")))}
             for name, block in written.items():
                 replace(documents, name, block.text)
                 for figure, drawn in block.figures.items():

@@ -1,8 +1,10 @@
-"""The pictures of docs/labelling.md: cssl-label on photographs of CIFAR-10, driven in a headless Chromium.
+"""The pictures of the documents, on photographs of CIFAR-10 and features of MobileNetV2.
 
-    python scripts/lab/pictures.py [--weights=FILE] [--out=docs/pictures]
+    python scripts/lab/pictures.py readme [--weights=FILE]       # credal sets that shrink, and the README's table
+    python scripts/lab/pictures.py labelling [--weights=FILE]    # cssl-label, driven in a headless Chromium
 
-Needs the packages selenium and Chromium with its driver; some minutes.
+They go to docs/pictures. The first one trains a run of half a minute once the features are there; the table is of the
+runs in docs/evidence/runs.jsonl. The second one takes some minutes, the package selenium and Chromium with its driver.
 """
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ import cssl  # noqa: E402
 from cssl import cli, program  # noqa: E402
 from libml.writing import write_atomically  # noqa: E402
 
+SHOWN = 8  # of the first test photographs, whichever these are
 IMAGES, LABELS = 2000, 220
 SIZES = {"": (1280, 860), "_phone": (390, 844)}
 
@@ -37,11 +40,47 @@ def photographs(folder: Path) -> list[str]:
     return list(data.class_names)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", default="", help="file of ImageNet weights of MobileNetV2")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
-    args = parser.parse_args()
+def credal_sets(args: argparse.Namespace) -> None:
+    """Draws the credal sets of the first test photographs at three points of a run: p(class) is at least what is dark;
+    the rest may be any class's."""
+    cli.start_tensorflow()
+    from libml.results import plots
+    from libml.results.predict import Classifier
+
+    with tempfile.TemporaryDirectory() as place:
+        run = cssl.train(cssl.RunConfig.of(
+            cssl.CSSL, dataset="cifar10.1@40-1", features="keras:MobileNetV2", weights=args.weights or "imagenet",
+            keep_ckpt=64, baseline=False, train_dir=place))
+        checkpoints = [run.checkpoints()[at] for at in (0, 7, -1)]
+        figure = plots.Figure(figsize=(1.35 * SHOWN, 2.7), layout="constrained")
+        axes = figure.subplots(2, SHOWN, height_ratios=(1.6, 1))
+        names, pictures = run.data.class_names, run.data.shown(range(SHOWN), test=True)
+        for i in range(SHOWN):
+            axes[0, i].imshow(pictures[i], interpolation="nearest")
+            axes[0, i].set_title(names[run.data.test_labels[i]], fontsize=9)
+            axes[0, i].axis("off")
+            axes[1, i].set(xlim=(0, 1), ylim=(2.5, -0.5), xticks=[], yticks=[])
+            axes[1, i].spines[:].set_visible(False)
+        for k, checkpoint in enumerate(checkpoints):
+            opened = cssl.open(checkpoint, data=run.data)
+            classifier = Classifier.of_model(opened.model, names, lambda: run.data)
+            sets = classifier.in_batches(classifier.credal, run.data.test_images[:SHOWN])
+            updates = int(opened.model.updates.numpy())
+            axes[1, 0].text(-0.06, k, f"{updates:,} updates", ha="right", va="center", fontsize=8)
+            for i, (y, alpha) in enumerate(zip(sets["class"], sets["alpha"], strict=True)):
+                right = y == run.data.test_labels[i]
+                axes[1, i].barh(k, 1, height=0.82, color="#dfe4ea")
+                axes[1, i].barh(k, 1 - alpha, height=0.82, color="#7fb3e6" if right else "#f0b27a")
+                axes[1, i].text(0.03, k, f"{names[y]} ≥ {int(100 * (1 - alpha)) / 100:.2f}", va="center", fontsize=7)
+    plots.save(figure, args.out / "credal_sets", ("png",))
+    print(args.out / "credal_sets.png")
+    subprocess.run([sys.executable, ROOT / "scripts" / "lab" / "evidence.py", "--recorded", "--report", "--write",
+                    "--parts=features_all", *([f"--weights={args.weights}"] if args.weights else [])], cwd=ROOT,
+                   check=True, stdout=subprocess.DEVNULL)
+
+
+def labelling(args: argparse.Namespace) -> None:
+    """Labels photographs through the page, and photographs it."""
     from selenium import webdriver
     from selenium.webdriver.common.by import By
 
@@ -103,6 +142,15 @@ def main() -> None:
             browser.quit()
             served.terminate()
             served.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("readme", "labelling"))
+    parser.add_argument("--weights", default="", help="file of ImageNet weights of MobileNetV2")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
+    args = parser.parse_args()
+    (credal_sets if args.what == "readme" else labelling)(args)
 
 
 if __name__ == "__main__":
