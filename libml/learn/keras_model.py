@@ -84,6 +84,11 @@ class Optimizer:
                         "total_images. Leave callbacks that change it out.")
 
 
+def _outside(create, **arguments):
+    """Creates a variable that the graph being traced does not count as its own: TensorFlow would trace it once more."""
+    return create(**arguments | {"experimental_enable_variable_lifting": False})
+
+
 class KerasModel(_KerasModel):
     """A Keras model whose step is given; what a subclass is constructed with is what a file of it remembers."""
 
@@ -238,7 +243,7 @@ class KerasModel(_KerasModel):
                 raise
             raise UserError(f"Batches have no {error.args[0]!r}, the position of each image, which "
                             f"{type(self).__name__} needs: take them of data.dataset(model).") from error
-        with tf.init_scope():
+        with tf.init_scope(), tf.variable_creator_scope(_outside):
             for name in scalars.keys() - means:
                 means[name] = keras.metrics.Mean(name, dtype="float64")
         for name, value in scalars.items():

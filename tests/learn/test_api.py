@@ -141,13 +141,16 @@ def test_a_callback_may_stop_but_not_change_the_rate(digits):
                   callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.5)])
 
 
-def test_fit_does_what_train_does(digits, tmp_path):
+def test_fit_does_what_train_does(digits, tmp_path, monkeypatch):
+    """With a step that is traced once."""
+    step, traced = FixMatch.train_on_bytes, []
+    monkeypatch.setattr(FixMatch, "train_on_bytes", lambda model, batch: traced.append(batch) or step(model, batch))
     config = RunConfig.of(FixMatch, dataset="digits.1@40-1", batch=4, uratio=2, filters=4, scales=1, augment="d.d.x",
                           train_steps=4, report_kimg=1, seed=5, train_dir=str(tmp_path))
     model = experiment.build(config, digits)
     for _ in range(2):  # dataset(model) goes on where the model is
         model.fit(digits.dataset(model), steps_per_epoch=2, verbose=0)
-    assert model.fingerprint() == train(config).model.fingerprint()
+    assert len(traced) == 1 and model.fingerprint() == train(config).model.fingerprint()
 
 
 def test_batches_that_contradict_the_options(digits):
