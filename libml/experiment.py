@@ -25,7 +25,7 @@ import libml.data
 from libml import features, networks
 from libml.augment import gpu
 from libml.augment.spec import parse_augment
-from libml.config import RunConfig, describe
+from libml.config import OWN, RunConfig, describe
 from libml.data import DataFacts, SSLData
 from libml.devices import distribute, machine
 from libml.errors import OptionError, UserError, check_function, printable
@@ -188,8 +188,9 @@ def _check(config: RunConfig, data: SSLData | None, network: Builder | None, str
         what = arch if is_application(arch) else f"filters={config.network.filters}"
         raise UserError(f"{what}: oneDNN computes some gradients wrong unless channels are multiples of 16. Set "
                         "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or choose such a number.")
-    if config.data.features and (network, strong) != (None, None):
-        raise UserError(f"features={config.data.features}: a network or a strong augmentation of your own is for "
+    source = config.data.features or (OWN if data is not None and data.copies is not None else "")
+    if source and (network, strong) != (None, None):
+        raise UserError(f"features={source}: a network or a strong augmentation of your own is for "
                         "images. Leave one of them out.")
     unused = [name for name in ("recompute", "sync_bn") if network is not None and getattr(config.scale, name)]
     if unused:

@@ -256,6 +256,11 @@ def _vectors(given: np.ndarray, name: str) -> np.ndarray:
                         "scale them.")
     if np.mean((abs(stored) < np.finfo(np.float16).tiny) & (given != 0)) > 0.1:
         raise UserError(f"{name} are too small for float16: their mean size is {abs(given).mean():.1g}; scale them.")
+    some = given[:CHECKED].astype(np.float64)
+    spread, lost = some.std(0).mean(), abs(stored[:CHECKED] - some).mean()
+    if 0 < spread < 10 * lost:
+        raise UserError(f"{name} differ from each other by {spread:.1g}, and float16 rounds {lost:.1g} of that away: "
+                        "subtract their mean.")
     return stored.reshape(len(stored), -1, 1, stored.shape[-1])
 
 

@@ -260,8 +260,12 @@ class Trainer:
             guesses = self.evaluator(images)[0]
         distribution = np.bincount(test.argmax(1), minlength=self.data.num_classes) / len(test)
         rate, left = clock.report(self.total_updates - self.updates)
-        report = {"step": self.updates * self.batch, **scores, **scalars, "images_per_s": round(rate, 1),
+        report = {"step": self.updates * self.batch, **scores, "images_per_s": round(rate, 1),
                   "class_distribution": [round(float(share), 6) for share in distribution]}
+        if clash := {*report, "credal"} & scalars.keys():
+            raise UserError(f"{type(self.model).__name__} logs {', '.join(sorted(clash))}, as reports call what they "
+                            "measure themselves. Give its scalars other names, such as monitors/NAME.")
+        report |= scalars
         credal = {name: values.numpy() for name, values in self.model.credal_sets(to_float(images), guesses).items()}
         if "alpha" in credal:
             alpha = [round(float(size), 5) for size in credal["alpha"]]

@@ -493,6 +493,20 @@ def test_arrays_that_make_no_sense(change, message):
         cssl.from_features(**arrays)
 
 
+def test_what_float16_would_round_away_is_told():
+    vectors, labels = np.random.RandomState(0).normal(size=(12, 5)), np.arange(12) % 2
+    cssl.from_features(vectors[:8] + 10, labels[:8], vectors[8:] + 10, labels[8:])
+    with pytest.raises(UserError, match=r"features differ from each other by 0.9, and float16 rounds 0.9 of that"):
+        cssl.from_features(vectors[:8] + 10_000, labels[:8], vectors[8:] + 10_000, labels[8:])
+
+
+def test_own_views_and_networks_are_for_images(tmp_path):
+    vectors, labels = np.random.RandomState(0).normal(size=(12, 5)), np.arange(12) % 2
+    data = cssl.from_features(vectors[:8], labels[:8], vectors[8:], labels[8:])
+    with pytest.raises(UserError, match="features=own: a network or a strong augmentation of your own is for images"):
+        cssl.train(cssl.RunConfig.of(cssl.CSSL, train_steps=1, train_dir=str(tmp_path)), data, strong=lambda x, seed: x)
+
+
 def test_the_row_that_is_no_number_is_the_callers():
     x, labels = embeddings()
     x[3, 2], labels[:10] = np.nan, -1

@@ -111,3 +111,9 @@ def test_a_run_from_before_knows_no_source(tmp_path, data, module):
 
 def test_methods_of_the_package_are_known_by_name(tmp_path, data):
     assert start(CSSL, tmp_path, data).config.training.own_method == ""
+
+
+def test_what_a_method_logs_replaces_no_result(tmp_path, data, module):
+    logs = METHOD.replace("tf.reduce_max(q, -1))", "tf.reduce_max(q, -1), scalars={'accuracy': tf.constant(99.0)})")
+    with pytest.raises(UserError, match=r"Soft logs accuracy, as reports call .* such as monitors/NAME"):
+        start(module(logs).Soft, tmp_path, data)
