@@ -213,6 +213,8 @@ def main() -> None:
     if args.write:
         facts = environment_facts()
         write_text(TABLE, "# Labelling: what the order of images buys\n\n"
+                   "After this page you know how much accuracy each order of images buys for the same number of "
+                   "labels.\n\n"
                    f"Made by `python scripts/lab/labelling.py --write`: at most {SIZE} of each dataset's training "
                    f"images, {SEEDS} seeds; accuracy in percent on all images without a label, mean and Student's "
                    f"interval (95 %). {facts['machine']}; commits "

@@ -89,7 +89,7 @@ def place(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_data.md", "README.md", "getting_started.md", "features.md", "pretrained.md",
                                   "reproducing.md", "scale.md", "methods.md", "faq.md", "evidence.md",
-                                  "first_gpu_hour.md", "reliability.md", "install.md", "tracking.md"])
+                                  "first_gpu_hour.md", "reliability.md", "install.md", "tracking.md", "labelling.md"])
 def test_blocks_run(name, place, program, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setitem(DATASETS, "digits", dataclasses.replace(DATASETS["digits"], presets=SHORT))

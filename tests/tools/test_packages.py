@@ -101,6 +101,12 @@ def test_the_wheel_says_what_it_is(packages):
     assert not {name for name in files if not name.startswith(("cssl/", "libml/", info))}
 
 
+def test_documents_name_the_oldest_python():
+    oldest = re.search(r'python_requires=">=([\d.]+)"', (ROOT / "setup.py").read_text())[1]
+    for name in ("README.md", "docs/install.md", "docs/getting_started.md"):
+        assert set(re.findall(r"Python ([\d.]+) or newer", (ROOT / name).read_text(encoding="utf-8"))) <= {oldest}, name
+
+
 @pytest.mark.slow
 def test_the_quick_start_needs_no_repository(programs, tmp_path):
     where = run(programs / "python", "-c", "import cssl, libml; print(cssl.__file__, libml.__file__)", cwd=tmp_path)
