@@ -19,6 +19,7 @@ from libml.augment.copies import STRONG_DROPPED, STRONG_NOISE, WEAK_NOISE
 from libml.data import cache, from_arrays, sources
 from libml.errors import UserError
 from libml.experiment import build, facts_of, load
+from libml.results import baseline
 
 TINY = dict(dataset="digits.1@40-60", features="pixels", augment="d.d.rac", feature_views="2,4", train_steps=6,
             report_kimg=0.2, batch=32)
@@ -32,6 +33,12 @@ def place(tmp_path_factory):
 
 def config_of(place, method=CSSL, **settings):
     return RunConfig.of(method, **{**TINY, "data_dir": str(place), "train_dir": str(place / "runs"), **settings})
+
+
+@pytest.fixture(autouse=True)
+def few_strengths(monkeypatch):
+    """Of logistic regression, beside which heads are trained: trying all takes longer than training them."""
+    monkeypatch.setattr(baseline, "STRENGTHS", baseline.STRENGTHS[2:4])
 
 
 def plain_of(place, **settings):
@@ -394,8 +401,7 @@ def test_embeddings_are_trained_on_as_they_are(views, counts, tmp_path):
     order = np.argsort(labels < 0, kind="stable")
     np.testing.assert_array_equal(data.plain[:, 0, 0], plain[order])
     np.testing.assert_array_equal(data.labels, labels[order])
-    run = cssl.train(RunConfig.of(CSSL, train_dir=str(tmp_path), batch=8, ema=0.5, train_steps=40,
-                                  baseline=False), data)
+    run = cssl.train(RunConfig.of(CSSL, train_dir=str(tmp_path), batch=8, ema=0.5, train_steps=40), data)
     assert run.config.data.features == "own" and run.config.network.arch == "linear"
     assert run.evaluate()["accuracy"] > 70  # two clouds 2.4 standard deviations apart
     with pytest.raises(UserError, match="was trained on the embeddings of own, which images do not tell"):
