@@ -14,6 +14,11 @@ STOPPED = (130, 143)  # exit codes after SIGINT and SIGTERM: the state is saved,
 
 def exit_on_user_error(main: Callable[[], int | None]) -> None:
     """Runs a program's main function and exits; a UserError becomes one line on stderr and its exit code."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of ours would take the place of a closed
+        pass  # stream, and libraries would write into it what they say to a terminal
+    os.close(number)
+    sys.stdout, sys.stderr = (stream or open(number, "w", closefd=False)
+                              for number, stream in ((1, sys.stdout), (2, sys.stderr)))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter still gets the line

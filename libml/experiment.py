@@ -234,7 +234,7 @@ def _prepare(config: RunConfig, data: SSLData | None, network: Builder | None, s
     if network is None:
         check_memory(model=model)
     config = custom.with_fingerprints(config, model, network, strong).replace(
-        own_method=custom.code_of_classes([config.method]))
+        own_method=custom.code_of(*custom.own_classes([config.method])))
     run = Run(config.folder(), config=config, data=data, model=model, network=network)
     if config.data.whiten and run.checkpoints() and run.facts_file.exists():  # another version computed other ones
         model.image_statistics = run.facts.image_statistics

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import json
@@ -145,38 +146,57 @@ def fingerprint(network: keras.Model) -> str:
     return _short_hash([type(network).__name__, _canonical(config, {}), variables])
 
 
-def _is_own(cls: type) -> bool:
-    """Whether a class is in a file or notebook of the user's: neither of this program nor of an installed package."""
+def _is_own(thing: Callable | type) -> bool:
+    """Whether a class or function is in a file or notebook of the user's: neither of this program nor of an installed
+    package."""
     try:
-        file = Path(inspect.getfile(cls)).resolve()
+        file = Path(inspect.getfile(thing)).resolve()
     except (OSError, TypeError):  # of a notebook, or built in
-        return cls.__module__ == "__main__"
+        return thing.__module__ == "__main__"
     root = Path(__file__).resolve().parents[2]
     return not ({"site-packages", "dist-packages"} & {*file.parts} or any(
         file.is_relative_to(root / package) for package in ("cssl", "libml")))
 
 
-def code_of(*things: Callable | type) -> str:
-    """Returns ~ and a digest of the source of functions and classes, without its layout and comments; "" where none can
-    be read, as of what was typed at a prompt."""
+def _sources(thing: object) -> list[str]:
+    """The source of a function, a class or an object's class; [] where none can be read, as of what was typed at a
+    prompt."""
+    if isinstance(thing, functools.partial):
+        given = [value for value in (*thing.args, *thing.keywords.items())
+                 if isinstance(value, bool | int | float | str | tuple)]
+        return [repr(given), *_sources(thing.func)]
+    with suppress(OSError, TypeError):
+        return [inspect.getsource(thing)]  # type: ignore[arg-type]  # what has none raises TypeError
+    if not isinstance(thing, type):
+        return _sources(type(thing)) if _is_own(type(thing)) else []
+    return [source for part in vars(thing).values() if inspect.isfunction(part)  # of a notebook's class
+            for source in _sources(part)]
+
+
+def code_of(*things: object) -> str:
+    """Returns ~ and a digest of the source of functions and classes, without its layout and comments; "" without any.
+    """
     found: list[str] = []
-    for thing in things:
-        try:
-            sources = [inspect.getsource(thing)]
-        except (OSError, TypeError):  # an object, or a class of a notebook, whose functions have one
-            sources = []
-            for part in filter(inspect.isfunction, vars(thing).values() if isinstance(thing, type) else ()):
-                with suppress(OSError):
-                    sources.append(inspect.getsource(part))
+    for source in (source for thing in things for source in _sources(thing)):
         with suppress(SyntaxError):  # a part of a statement
-            found += [ast.unparse(ast.parse(textwrap.dedent(source))) for source in sources]
+            found.append(ast.unparse(ast.parse(textwrap.dedent(source))))
     return f"~{_short_hash(found)}" if found else ""
 
 
-def code_of_classes(classes: Iterable[type]) -> str:
-    """As `code_of`, of those of classes and what they inherit from that are the user's."""
+def own_classes(classes: Iterable[type]) -> list[type]:
+    """Those of classes, and of what they inherit from, that are the user's."""
     own = {base for cls in classes for base in cls.__mro__ if _is_own(base)}
-    return code_of(*sorted(own, key=lambda cls: cls.__qualname__))
+    return sorted(own, key=lambda cls: cls.__qualname__)
+
+
+def _code_of_network(network: keras.Model, builder: Builder) -> str:
+    layers, builder = network._flatten_layers(), getattr(builder, "func", builder)  # nothing public has nested ones
+    functions: dict[str, Callable] = {
+        value.__qualname__: value for layer in layers for name, value in vars(layer).items()
+        if inspect.isfunction(value) and not hasattr(type(layer), name) and _is_own(value)}
+    if classes := own_classes({type(layer) for layer in layers}):  # what these are made with, Keras may not know
+        functions |= {"": builder} if getattr(builder, "__name__", "<lambda>") != "<lambda>" else {}
+    return code_of(*classes, *(functions[name] for name in sorted(functions)))
 
 
 def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | None, strong: Callable | None,
@@ -185,8 +205,7 @@ def with_fingerprints(config: RunConfig, model: SSLModel, network: Builder | Non
     fingerprints, values = {}, config.values()
     if network is not None:
         given = model.made_of["network"]
-        code = code_of_classes({type(layer) for layer in given._flatten_layers()})  # nothing public has nested ones
-        fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(given)}{code}"
+        fingerprints["own_network"] = f"{_name_of(network)}-{fingerprint(given)}{_code_of_network(given, network)}"
     if strong is not None:
         fingerprints["own_strong"] = _name_of(strong)
         if hasattr(strong, "get_config"):

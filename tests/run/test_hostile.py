@@ -454,3 +454,12 @@ def test_memory_of_logical_devices_cannot_be_changed_late():
     with pytest.raises(UserError, match="used TensorFlow before"):
         distribute.create_strategy(RunConfig.of(CSSL, num_devices=64).scale)
     assert tf.distribute.get_strategy() is not None
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-", ">&-"])
+def test_closed_streams_become_no_files(tmp_path, closed):
+    """Or what libraries say to a terminal would stand in a checkpoint, and a progress bar would end the run."""
+    code = ("import sys; from tqdm import tqdm; from cssl import program; program.exit_on_user_error(lambda: "
+            f"[print(1), sys.stderr.write('x'), [*tqdm([1])], open({str(tmp_path / 'x')!r}, 'w').fileno()][-1])")
+    done = subprocess.run(["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], cwd=ROOT)
+    assert done.returncode >= 3 and done.returncode != 120  # the number of a file that is opened then

@@ -103,6 +103,43 @@ def test_an_edited_network_is_another_one(tmp_path, data, module):
         cssl.open(run.path, data=data, network=edited).evaluate()
 
 
+FUNCTIONAL = """
+import functools
+import keras
+
+
+def twice(x):
+    return 2 * x
+
+
+def net(num_classes, image_shape):
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Activation(twice),
+                             keras.layers.Dense(num_classes)])
+
+
+def darker(by, images, seed):
+    return images // by
+
+
+class View:
+    def __call__(self, images, seed):
+        return images
+
+
+half, same = functools.partial(darker, 2), View()
+"""
+
+
+@pytest.mark.parametrize(("part", "name", "old", "new"), [
+    ("network", "net", "2 * x", "-x"), ("strong", "half", "darker, 2", "darker, 3"),
+    ("strong", "half", "images //", "255 - images //"), ("strong", "same", "return images\n", "return 255 - images\n")])
+def test_edited_functions_of_layers_and_views_are_others(tmp_path, data, module, part, name, old, new):
+    run = start(CSSL, tmp_path, data, **{part: getattr(module(FUNCTIONAL), name)})
+    assert start(CSSL, tmp_path, data, **{part: getattr(module(FUNCTIONAL), name)}).path == run.path
+    with pytest.raises(UserError, match="Use the same code"):
+        start(CSSL, tmp_path, data, **{part: getattr(module(FUNCTIONAL.replace(old, new)), name)})
+
+
 def test_a_run_from_before_knows_no_source(tmp_path, data, module):
     run = start(module(METHOD).Soft, tmp_path, data)
     run.args.write_text(run.args.read_text().replace(run.config.training.own_method, ""))
