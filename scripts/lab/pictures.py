@@ -118,7 +118,7 @@ def labelling(args: argparse.Namespace) -> None:
                 browser.execute_script("label(arguments[0])", shown.partition("_")[2].removesuffix(".png"))
                 wait(lambda shown=shown: text("name") != shown)
                 if k % 5 == 4 and k < 30 or k % 20 == 19:  # a person takes longer than the model
-                    wait(lambda k=k: f"{k + 1} labels saved" == text("saved") and "learns" not in text("learning"))
+                    wait(lambda: "saving" not in text("saved"))
                     time.sleep(1)
                     wait(lambda: "learns" not in text("learning"))
             if not text("guess").strip():
