@@ -20,7 +20,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["cssl", "cssl.*", "libml", "libml.*"]),
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     package_data={"cssl": ["py.typed", "*.pyi"], "cssl.tools": ["*.css", "*.npz", "*.sbatch", "*.sh"],
                   "libml": ["py.typed"], "libml.augment": ["*.json"], "libml.labelling": ["*.html"],
                   "libml.results": ["*.json"]},

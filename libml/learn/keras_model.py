@@ -47,7 +47,7 @@ def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
     for name, fits, wanted in (
             ("num_classes", lambda v: isinstance(v, int | np.integer) and v > 1, "a whole number from 2 up"),
             ("total_images", lambda v: isinstance(v, int | float | np.number) and 0 < v < np.inf, "a positive number"),
-            ("seed", lambda v: isinstance(v, int | np.integer) and abs(v) < 2 ** 63, "a whole number of 64 bits"),
+            ("seed", lambda v: isinstance(v, int | np.integer) and abs(int(v)) < 2 ** 63, "a whole number of 64 bits"),
             ("options", lambda v: v is None or isinstance(v, cls.Options), f"{cls.__name__}.Options(…)"),
             ("image_statistics", lambda v: v is None or len(v) == 2 and np.min(v[1]) > 0,
              "mean and standard deviation of each channel, which must not be 0"),

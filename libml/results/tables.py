@@ -17,7 +17,7 @@ _LATEX = str.maketrans({**{c: f"\\{c}" for c in "&%$#_{}"}, "\\": r"\textbacksla
                         "^": r"\textasciicircum{}"})
 
 
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_std(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Returns mean and standard deviation of the sample (n - 1); the latter is NaN for one value."""
     array = np.asarray(values, np.float64)
     return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else math.nan

@@ -157,11 +157,11 @@ def test_run_continues_on_other_devices(tmp_path):
                  f"--train_dir={tmp_path}"]
     first = Program([*arguments, "--train_steps=4", "--num_devices=2", "--deterministic"], tmp_path)
     assert first.wait() == 0 and "Finished after 4 updates" in first.output, first.error
-    second = Program([*arguments, "--train_steps=8", "--num_devices=4"], tmp_path)
+    second = Program([*arguments, "--train_steps=8", "--num_devices=1"], tmp_path)
     assert second.wait() == 0 and "4 of 8 updates done" in second.output, second.error
     assert "Finished after 8 updates" in second.output
     environment = json.loads((run_folder(tmp_path) / "args" / "environment.json").read_text())
-    assert len(environment["devices"]) == 4
+    assert len(environment["devices"]) == 1
 
 
 def test_errors_come_first(program, tmp_path):
