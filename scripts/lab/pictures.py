@@ -75,8 +75,8 @@ def credal_sets(args: argparse.Namespace) -> None:
     plots.save(figure, args.out / "credal_sets", ("png",))
     print(args.out / "credal_sets.png")
     subprocess.run([sys.executable, ROOT / "scripts" / "lab" / "evidence.py", "--recorded", "--report", "--write",
-                    "--parts=features_all", *([f"--weights={args.weights}"] if args.weights else [])], cwd=ROOT,
-                   check=True, stdout=subprocess.DEVNULL)
+                    "--parts=features_all", "--", "--weights=weights/MobileNetV2.weights.h5"], cwd=ROOT, check=True,
+                   stdout=subprocess.DEVNULL)  # as its runs were recorded
 
 
 def labelling(args: argparse.Namespace) -> None:
