@@ -1,6 +1,8 @@
 """Whether unlabelled images help: a run beside logistic regression on its labels alone, on the same features."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from libml.data import SSLData
@@ -12,30 +14,31 @@ FOLDS, DRAWS, LEVEL = 5, 20_000, 0.95
 
 
 def logistic_regression(x: np.ndarray, y: np.ndarray, test: np.ndarray, held: tuple[np.ndarray, np.ndarray],
-                        classes: int) -> np.ndarray:
+                        classes: int, strengths: Sequence[float] = ()) -> np.ndarray:
     """Returns the probabilities [m, classes] that scikit-learn's logistic regression on features x [n, D] gives those
     of `test`; 0 for classes without a label.
 
-    Its strength is what has the highest likelihood on `held` images and labels; where these are few, in
-    cross-validation; where a class has but one label, the middle one.
+    Its strength is the one, of `strengths` if any are given, that has the highest likelihood on `held` images and
+    labels; where these are few, in cross-validation; where a class has but one label, the middle one.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV, PredefinedSplit, StratifiedKFold
 
+    strengths = strengths or STRENGTHS
     probabilities = np.zeros((len(test), classes))
     if len(np.unique(y)) == 1:
         probabilities[:, y[0]] = 1
         return probabilities
     fewest = int(np.unique(y, return_counts=True)[1].min())
-    model = LogisticRegression(max_iter=1000, C=STRENGTHS[len(STRENGTHS) // 2])
-    if len(held[1]) >= MIN_IMAGES and set(held[1]) <= set(y):
+    model = LogisticRegression(max_iter=1000, C=strengths[len(strengths) // 2])
+    if len(strengths) > 1 and len(held[1]) >= MIN_IMAGES and set(held[1]) <= set(y):
         part = np.repeat([-1, 0], [len(y), len(held[1])])  # those of -1 are always trained on
-        search = GridSearchCV(model, {"C": STRENGTHS}, scoring="neg_log_loss", cv=PredefinedSplit(part), refit=False)
+        search = GridSearchCV(model, {"C": strengths}, scoring="neg_log_loss", cv=PredefinedSplit(part), refit=False)
         search.fit(np.concatenate([x, held[0]]), np.concatenate([y, held[1]]))
         model.set_params(C=search.best_params_["C"])
-    elif fewest > 1:
+    elif len(strengths) > 1 and fewest > 1:
         folds = StratifiedKFold(min(FOLDS, fewest), shuffle=True, random_state=0)
-        model = GridSearchCV(model, {"C": STRENGTHS}, scoring="neg_log_loss", cv=folds)
+        model = GridSearchCV(model, {"C": strengths}, scoring="neg_log_loss", cv=folds)
     probabilities[:, np.unique(y)] = model.fit(x, y).predict_proba(test)
     return probabilities
 
