@@ -33,7 +33,7 @@ from libml.data import files
 from libml.data.names import DatasetName, parse_name
 from libml.devices.lock import Lock
 from libml.errors import UserError, printable
-from libml.writing import write_atomically, write_text, writing
+from libml.writing import checksum, write_atomically, write_text, writing
 
 if TYPE_CHECKING:
     from libml.data import DataFacts, SSLData
@@ -66,10 +66,6 @@ def identity(data: SSLData) -> dict:
     """Returns by what a run knows its images again: a part of data.json."""
     return {"class_names": [str(name) for name in data.class_names], "digest": data.digest,
             "num_images": len(data.labels) + len(data.test_labels)}
-
-
-def _checksum(facts: dict) -> int:
-    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _is_number(value: object) -> bool:
@@ -239,7 +235,7 @@ class Run:
         try:
             stored = json.loads(self.facts_file.read_text(encoding="utf-8"))
             experiment.DataFacts.from_dict(stored)
-            if "checksum" in stored and stored.pop("checksum") != _checksum(stored):
+            if "checksum" in stored and stored.pop("checksum") != checksum(stored):
                 raise ValueError("it is not what its checksum says")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.facts_file} is damaged ({type(error).__name__}: {error}): {cure}") from error
@@ -328,7 +324,7 @@ class Run:
         write_text(self.args, config.to_json())
         write_text(self.environment_file, json.dumps(environment, indent=1))
         if facts is not None:
-            write_text(self.facts_file, json.dumps(facts | {"checksum": _checksum(facts)}, indent=1))
+            write_text(self.facts_file, json.dumps(facts | {"checksum": checksum(facts)}, indent=1))
         self.__dict__.pop("settings", None)  # they may say another length now
 
     def _check_unchanged(self, now: dict, advice: str) -> None:

@@ -1,9 +1,11 @@
 """Files that are whole whenever they can be seen, and one clear line where the file system refuses."""
+import json
 import os
 import re
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -128,6 +130,11 @@ def check_writable(path: Path, ours: bytes) -> None:
             if start and not re.match(ours, start, re.DOTALL):
                 raise UserError(f"{path} was not written by this command, and would be overwritten. Name another file, "
                                 "or move it away.")
+
+
+def checksum(facts: dict) -> int:
+    """Of what JSON keeps: tells what somebody has edited, or half restored, from what was written."""
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def figure_files(stem: str | Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from libml.errors import UserError
-from libml.writing import begun, unfinished, writing
+from libml.writing import begun, checksum, unfinished, writing
 
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged cache raises
 NAME, CONTENTS = "cssl_cache", "contents.json"
@@ -59,7 +59,7 @@ class Writer:
         (self._folder / CONTENTS).write_text(json.dumps({
             "files": {path.name: path.stat().st_size for path in paths},
             "written": {path.name: [path.stat().st_mtime_ns, content_hash(path)] for path in paths},
-            "meta": self.meta}))
+            "meta": self.meta, "checksum": checksum(self.meta)}))
 
 
 def content_hash(file: str | Path) -> int:
@@ -77,6 +77,8 @@ def content_hash(file: str | Path) -> int:
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
     """Returns the arrays (memory-mapped, read-only) and the notes of a cache; an error of DAMAGED if they changed."""
     contents = json.loads((folder / CONTENTS).read_text())
+    if contents.get("checksum", found := checksum(contents["meta"])) != found:
+        raise ValueError(f"{CONTENTS} is not what its checksum says")
     for name, size in contents["files"].items():
         status = (folder / name).stat()
         # Files that were copied have another time: they are read. Caches of older versions know sizes alone.

@@ -27,7 +27,7 @@ from libml.learn.model import SSLModel
 from libml.networks.builder import Application
 from libml.results import calibration, metrics
 from libml.results.predict import CLASSES, EXPORT_FILE, SAVED_MODEL, Classifier
-from libml.writing import unfinished, write_text, writing
+from libml.writing import checksum, unfinished, write_text, writing
 
 if TYPE_CHECKING:
     from libml.data import SSLData
@@ -391,6 +391,7 @@ def _write(model: SSLModel, classifier: Classifier, place: Path, origin: dict, c
         "updates": int(model.updates.numpy()), **calibrated, "largest_difference_of_a_probability": differences,
         **{key: environment[key] for key in ("commit", "tensorflow", "keras")}}
     write_text(place / CLASSES, json.dumps(classifier.class_names, indent=1) + "\n")
+    described["checksum"] = checksum(described)
     write_text(place / EXPORT_FILE, json.dumps(described, indent=1) + "\n")
     return described
 

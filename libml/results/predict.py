@@ -21,6 +21,7 @@ from libml.data.sources import read_image
 from libml.errors import UserError
 from libml.learn.model import SSLModel
 from libml.results import calibration
+from libml.writing import checksum
 
 if TYPE_CHECKING:
     from libml.data import SSLData
@@ -104,6 +105,10 @@ class Classifier:
             raise UserError(f"{folder / EXPORT_FILE} or {CLASSES} tells of other classes or images than the SavedModel "
                             f"beside it, with {len(names)} classes ({', '.join(names)[:60]}) and images of "
                             f"{(height, width, channels)}: they do not match. Export the run again.")
+        written = facts.pop("checksum", None)
+        if written is not None and written != checksum(facts):  # older ones have none
+            raise UserError(f"{folder / EXPORT_FILE} is not what its checksum says: somebody has edited it. Export the "
+                            "run again.")
         return cls(str(facts.get("method", "?")), names, (height, width, channels),
                    lambda images: function(images=images), lambda: scores,
                    credal and (lambda images: credal(images=images)), origin=loaded)  # which has the variables

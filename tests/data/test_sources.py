@@ -330,7 +330,11 @@ def test_a_cache_that_lacks_something_is_one_clear_line(folder, tmp_path, progra
     arguments = f"--dataset=folder:{folder}", f"--data_dir={tmp_path}"
     program(inspect.main, *arguments)
     (contents,) = (tmp_path / "folders").glob("*/contents.json")
-    contents.write_text(json.dumps(json.loads(contents.read_text()) | change))
+    stored = json.loads(contents.read_text())
+    contents.write_text(json.dumps(stored | {"meta": stored["meta"] | {"num_valid": 1}}))
+    assert "contents.json is not what its checksum says" in program(inspect.main, *arguments, code=2).stderr
+    del stored["checksum"]  # as of older versions
+    contents.write_text(json.dumps(stored | change))
     assert "is damaged" in program(inspect.main, *arguments, code=2).stderr
 
 

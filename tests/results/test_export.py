@@ -412,6 +412,7 @@ def test_a_damaged_export_is_one_line(shipped, exported, described, program, tmp
                     {"class_names": [*names[:-1], 5]}, {"image_shape": [32, 32, 3]}, {"image_shape": 3},
                     {"image_shape": [16, 16]}, {"image_shape": ["16", "16", "3"]}):
         assert "they do not match" in error(edited(**changes))
+    assert "is not what its checksum says" in error(edited(conformity_scores=[0.5]))
     for text in (json.dumps(names[::-1]), "[]", "{}", "7"):
         assert "they do not match" in error(lambda text=text: (broken / "classes.json").write_text(text))
 
