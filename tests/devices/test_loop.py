@@ -38,7 +38,7 @@ def origin(node, nodes):
 def test_no_state_leaves_its_device(module, replicas, augment):
     """Between devices go constants, what only orders them (an empty one), the loop's condition, the keys of collectives
     (arguments of the function), and what the host makes: the number of updates (Cast) and seeds (Pack). Nothing else
-    that was read, or that an update computes."""
+    that was read, or that an update computes. (Two replicas meet no more often than they must.)"""
     loop, batches = loop_of(module, replicas, augment)
     context.enable_run_metadata()
     try:
@@ -53,6 +53,9 @@ def test_no_state_leaves_its_device(module, replicas, augment):
     assert {op for op, dtype in sent if dtype.is_floating} == {"Const"}, sent
     assert {op for op, dtype in sent if not dtype.is_floating} <= {"Const", "LoopCond", "_Arg", "Cast", "Pack"}, sent
     assert sum(op == "Cast" for op, _ in sent) == replicas - 1, sent
+    if replicas == 2:
+        graph = loop.get_concrete_function(batches, tf.constant(1)).graph
+        assert_two_replicas_meet_rarely(cssl.method(module), graph.as_graph_def())
 
 
 class Placement:
@@ -122,10 +125,10 @@ def test_the_host_runs_ahead_of_the_device(module):
     assert sum(map(len, body.waits.values())) <= 6, body.waits
 
 
-@pytest.mark.parametrize(("module", "augment"), [("cssl", "d.d.d"), ("flexmatch", "d.d.x"), *(
-    pytest.param(module, "d.d.x", marks=pytest.mark.slow) for module in ("enaet", "meta_pseudo_labels"))])
-def test_replicas_meet_as_rarely_as_can_be(module, augment):
-    """(The updates of all other methods: tests/methods/test_methods.py.)"""
-    loop, batches = loop_of(module, 2, augment)
+@pytest.mark.parametrize("module", ["flexmatch", *(pytest.param(module, marks=pytest.mark.slow)
+                                                   for module in ("enaet", "meta_pseudo_labels"))])
+def test_replicas_meet_as_rarely_as_can_be(module):
+    """(The updates of all other methods: tests/methods/test_methods.py; with CTAugment: above.)"""
+    loop, batches = loop_of(module, 2, "d.d.x")
     graph = loop.get_concrete_function(batches, tf.constant(1)).graph
     assert_two_replicas_meet_rarely(cssl.method(module), graph.as_graph_def())
