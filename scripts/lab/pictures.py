@@ -1,10 +1,11 @@
 """The pictures of the documents, on photographs of CIFAR-10 and features of MobileNetV2.
 
     python scripts/lab/pictures.py readme [--weights=FILE]       # credal sets that shrink, and the README's table
-    python scripts/lab/pictures.py labelling [--weights=FILE]    # cssl-label, driven in a headless Chromium
+    python scripts/lab/pictures.py report [--weights=FILE]       # the page of cssl-report about such a run
+    python scripts/lab/pictures.py labelling [--weights=FILE]    # cssl-label at work
 
-They go to docs/pictures. The first one trains a run of half a minute once the features are there; the table is of the
-runs in docs/evidence/runs.jsonl. The second one takes some minutes, the package selenium and Chromium with its driver.
+They go to docs/pictures. The first two train a run of half a minute once the features are there; the table is of the
+runs in docs/evidence/runs.jsonl. The last two need the package selenium and Chromium with its driver.
 """
 from __future__ import annotations
 
@@ -40,17 +41,61 @@ def photographs(folder: Path) -> list[str]:
     return list(data.class_names)
 
 
+def open_browser():
+    """Starts a Chromium without a window."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync"):
+        options.add_argument(flag)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+
+
+def photograph(browser, file: Path, width: int, height: int, scheme: str = "light") -> None:
+    """Writes what the browser shows in a window of this size."""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+        "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    time.sleep(0.5)
+    png = browser.get_screenshot_as_png()
+    write_atomically(file, lambda target: target.write(png))
+    print(file)
+
+
+def train(args: argparse.Namespace, place: str):
+    """Trains CSSL on 40 labels of CIFAR-10."""
+    cli.start_tensorflow()
+    return cssl.train(cssl.RunConfig.of(
+        cssl.CSSL, dataset="cifar10.1@40-1", features="keras:MobileNetV2", weights=args.weights or "imagenet",
+        keep_ckpt=64, baseline=False, train_dir=place))
+
+
+def report(args: argparse.Namespace) -> None:
+    """Photographs the top of the page about a run."""
+    with tempfile.TemporaryDirectory() as place:
+        train(args, place)
+        page = Path(place, "report.html")
+        subprocess.run([sys.executable, "-m", "cssl.tools.report", place, "-o", page], cwd=ROOT, check=True)
+        browser = open_browser()
+        try:
+            browser.get(page.as_uri())
+            photograph(browser, args.out / "report.png", 1280, 1500)
+        finally:
+            browser.quit()
+
+
 def credal_sets(args: argparse.Namespace) -> None:
     """Draws the credal sets of the first test photographs at three points of a run: p(class) is at least what is dark;
     the rest may be any class's."""
-    cli.start_tensorflow()
     from libml.results import plots
-    from libml.results.predict import Classifier
 
     with tempfile.TemporaryDirectory() as place:
-        run = cssl.train(cssl.RunConfig.of(
-            cssl.CSSL, dataset="cifar10.1@40-1", features="keras:MobileNetV2", weights=args.weights or "imagenet",
-            keep_ckpt=64, baseline=False, train_dir=place))
+        run = train(args, place)
+        from libml.results.predict import Classifier
+
         checkpoints = [run.checkpoints()[at] for at in (0, 7, -1)]
         figure = plots.Figure(figsize=(1.35 * SHOWN, 2.7), layout="constrained")
         axes = figure.subplots(2, SHOWN, height_ratios=(1.6, 1))
@@ -81,14 +126,8 @@ def credal_sets(args: argparse.Namespace) -> None:
 
 def labelling(args: argparse.Namespace) -> None:
     """Labels photographs through the page, and photographs it."""
-    from selenium import webdriver
     from selenium.webdriver.common.by import By
 
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                 "--disable-background-networking", "--disable-component-update", "--disable-sync"):
-        options.add_argument(flag)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "photographs"
         folder.mkdir()
@@ -99,7 +138,7 @@ def labelling(args: argparse.Namespace) -> None:
                                   stdout=subprocess.PIPE)
         assert served.stdout
         address = next(found[1] for line in served.stdout if (found := re.search(r"Open (http://\S+)", line)))
-        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        browser = open_browser()
         try:
             browser.get(address)
 
@@ -129,15 +168,8 @@ def labelling(args: argparse.Namespace) -> None:
                 time.sleep(2)
                 for kind, (width, height) in SIZES.items():
                     for scheme in ("light", "dark"):
-                        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-                            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
-                        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
-                            "features": [{"name": "prefers-color-scheme", "value": scheme}]})
-                        time.sleep(0.5)
-                        png = browser.get_screenshot_as_png()
-                        file = args.out / f"{view}{kind}{'_dark' * (scheme == 'dark')}.png"
-                        write_atomically(file, lambda target, png=png: target.write(png))
-                        print(file)
+                        name = f"{view}{kind}{'_dark' * (scheme == 'dark')}.png"
+                        photograph(browser, args.out / name, width, height, scheme)
         finally:
             browser.quit()
             served.terminate()
@@ -146,11 +178,11 @@ def labelling(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("readme", "labelling"))
+    parser.add_argument("what", choices=("readme", "report", "labelling"))
     parser.add_argument("--weights", default="", help="file of ImageNet weights of MobileNetV2")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
     args = parser.parse_args()
-    (credal_sets if args.what == "readme" else labelling)(args)
+    {"readme": credal_sets, "report": report, "labelling": labelling}[args.what](args)
 
 
 if __name__ == "__main__":

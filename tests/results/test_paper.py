@@ -122,3 +122,9 @@ def test_no_cell():
     assert paper.nearest_cell(config(method="VAT"), CIFAR) is None
     assert paper.nearest_cell(config(), Column("digits", 40, "error")) is None
     assert paper.nearest_cell(config(method="UPSMatch"), CIFAR, ("results",)) is None
+
+
+def test_heads_on_features_are_no_row_of_the_paper():
+    settings = {"method": "CSSL", "train_kimg": 65536}
+    assert nearest_cell(settings, CIFAR) and nearest_cell(settings | {"features": ""}, CIFAR)
+    assert nearest_cell(settings | {"features": "keras:MobileNetV2"}, CIFAR) is None
