@@ -10,6 +10,7 @@ images, by commands that it prints; flags after -- go to that training. docs/lab
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import subprocess
@@ -22,7 +23,7 @@ import cssl
 from cssl import cli, tools
 from libml.errors import UserError
 from libml.labelling.choose import ORDERS
-from libml.labelling.session import Session
+from libml.labelling.session import HIDDEN, Session
 
 FEATURES = "keras:MobileNetV2"
 
@@ -44,6 +45,13 @@ def run_flags(args: argparse.Namespace) -> dict:
     return {name: value for name, value in given.items() if value} | ({"mirror": False} if args.nomirror else {})
 
 
+def points(text: str) -> float:
+    """Returns a number of 0 to 100; argparse says what came in its place."""
+    if not 0 <= (value := float(text)) <= 100:
+        raise ValueError
+    return value
+
+
 def free_folder(wanted: Path) -> Path:
     """Returns a folder that is not there yet: the one wanted, or with a number."""
     return next(path for path in (wanted, *(wanted.with_name(f"{wanted.name}-{k}") for k in range(2, 10_000)))
@@ -53,12 +61,18 @@ def free_folder(wanted: Path) -> Path:
 def finish(session: Session, options: dict, further: Sequence[str], output: Path, tell: Callable[[str], None]) -> str:
     """Trains on the labels, with `further` flags, exports, predicts and reports, by commands that are printed; returns
     how it went."""
-    trained = {decision.label for decision in session.all().values() if decision.split == "train"}
+    known = [decision for n, decision in session.all().items() if n not in session.unreadable]
+    trained = {decision.label for decision in known if decision.split == "train"}
     if len(trained) < 2:
         raise UserError(f"{len(trained)} classes have labels to train on ({', '.join(trained) or 'none'}); a "
                         "classifier needs two. Label more.")
+    if only := {decision.label for decision in known if decision.label} - trained:
+        raise UserError(f"The class {min(only)!r} has labels for measuring alone, none to train on. Label another "
+                        "image of it, or merge it with another class.")
     output = free_folder(output)
-    dataset = session.write_dataset()
+    output.mkdir(parents=True)
+    dataset = output / "dataset.csv"
+    session.write_dataset(dataset)
     held = sum(line.endswith(",valid") for line in dataset.read_text(encoding="utf-8").splitlines())
     flags = [f"--{name}={value}" if value is not False else f"--no{name}" for name, value in options.items()]
     run, sets = str(output / "run"), ["--coverage=0.9"] * (held >= 9)
@@ -67,7 +81,6 @@ def finish(session: Session, options: dict, further: Sequence[str], output: Path
                 ["cssl-predict", run, str(session.folder.resolve()), f"--csv={output / 'predictions.csv'}", "--credal",
                  *sets],
                 ["cssl-report", run, "-o", str(output / "report.html")]]
-    output.mkdir(parents=True)
     (output / "commands.sh").write_text("".join(f"{shlex.join(command)}\n" for command in commands))
     results = []
     with (output / "finish.log").open("w", encoding="utf-8") as log:
@@ -99,10 +112,10 @@ def main() -> None:
     parser.add_argument("--labels", type=Path, metavar="FILE", help="default: FOLDER/labels.csv")
     parser.add_argument("--order", choices=ORDERS, default=ORDERS[0], help="which images come next (spread: those that "
                         "the model is unsure of, apart from each other)")
-    parser.add_argument("--enough_gain", type=float, default=1.0, metavar="POINTS", help="it is enough when 50 more "
-                        "labels are expected to add less (default 1)")
-    parser.add_argument("--enough_accuracy", type=float, metavar="PERCENT", help="or when the interval of the accuracy "
-                        "is above this")
+    parser.add_argument("--enough_gain", type=points, default=1.0, metavar="POINTS", help="it is enough when 50 "
+                        "more labels are expected to add less (default 1)")
+    parser.add_argument("--enough_accuracy", type=points, metavar="PERCENT", help="or when the interval of the "
+                        "accuracy is above this")
     parser.add_argument("--read", type=Path, metavar="DIR|FILE", help="take labels from a folder <class>/** or from "
                         "Label Studio's JSON first")
     parser.add_argument("--write", type=Path, metavar="DIR|FILE", help="write labels as such a folder or JSON, and end")
@@ -134,14 +147,18 @@ def main() -> None:
         from libml.labelling.learner import Learner, configuration
         from libml.labelling.server import Labelling, Server
 
-        config = configuration(cssl.method("CSSL"), session, **run_flags(args))
-        if args.write:
-            tools.show(f"{exchange.write(session, args.write, None)} labels in {args.write}")
+        if args.write and args.write.suffix.lower() != ".json":
+            tools.show(f"{exchange.write(session, args.write)} labels in {args.write}")
             return
-        learner = Learner(session, config, args.order)
+        learner = Learner(session, configuration(cssl.method("CSSL"), session, **run_flags(args)), args.order)
+        if args.write:
+            learner.learn()
+            tools.show(f"{exchange.write(session, args.write, learner.round)} labels in {args.write}")
+            return
         server = Server(Labelling(
             session, learner, enough_gain=args.enough_gain, enough_accuracy=args.enough_accuracy,
-            finish=lambda tell: finish(session, run_flags(args), further, output, tell)), args.host, args.port)
+            finish=lambda tell: finish(session, run_flags(args), further, output, tell)), args.host, args.port,
+            folder / HIDDEN / "address.json")
         if not server.local:
             print(f"warning: --host={args.host}: whoever reaches this machine and learns the address can see the "
                   "images and change labels; nothing is encrypted.", file=sys.stderr)
@@ -158,6 +175,9 @@ def main() -> None:
         server.shutdown()
         learner.stop()
         tools.show(f"{len(session.decided)} labels in {session.file}")
+    if learner.is_alive():  # it may be deep in TensorFlow, which an interpreter that ends does not survive
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,6 @@ def summary(points: list[Point], truth: dict[int, str], enough_gain: float, enou
         found["gain"] = [100 * value for value in gain]
     if enough_accuracy is not None and found["accuracy"][1] >= enough_accuracy:
         found["enough"] = f"at least {enough_accuracy:g} % are right"
-    elif enough_accuracy is None and gain and 100 * gain[2] < enough_gain:
+    elif gain and 100 * gain[2] < enough_gain:
         found["enough"] = f"{MORE} more labels are expected to add less than {enough_gain:g} points"
     return found

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from libml.data import files
 from libml.errors import UserError
@@ -37,7 +37,8 @@ def _from_tree(session: Session, folder: Path) -> dict[int, str]:
     at = {session.path(n).resolve(): n for n in range(len(session.names))}
     by_name = defaultdict[str, list[int]](list)
     for n, name in enumerate(session.names):
-        by_name[PurePosixPath(name).name].append(n)
+        for copy in {PurePosixPath(name).name, _flat(name)}:
+            by_name[copy].append(n)
     found: dict[int, str] = {}
     for path in files.image_files(folder)[0]:
         label, *inner = path.relative_to(folder).parts
@@ -92,7 +93,7 @@ def _numbers(by_name: dict[str, list[int]], data: dict) -> list[int]:
     return []
 
 
-def write(session: Session, target: Path, now: Round | None) -> int:
+def write(session: Session, target: Path, now: Round | None = None) -> int:
     """Writes labels as Label Studio's JSON, with a model's predictions of the other images in their order, for a name
     that ends in .json, else as a new folder of copies <class>/<name>; returns how many labels."""
     known = {n: decision for n, decision in session.all().items() if decision.label}
@@ -103,26 +104,35 @@ def write(session: Session, target: Path, now: Round | None) -> int:
         rest = sorted((n for n in range(len(session.names)) if session.open(n)),
                       key=lambda n: (ranked.get(n, len(ranked)), n))
         tasks = [_task(session.names[n], known[n].label, None) for n in known]
-        tasks += [_task(session.names[n], None, now.guess(n) if now else None) for n in rest]
+        tasks += [_task(session.names[n], None, now.guess(n) if now and not session.random[n] else None) for n in rest]
         write_text(target, json.dumps(tasks, indent=1, ensure_ascii=False))
         return len(known)
     if target.exists():
         raise UserError(f"{target} is there already. Name a folder that is to be made.")
+    copies = dict[Path, int]()
     for n, decision in known.items():
-        if decision.label in (".", "..") or "/" in decision.label or os.sep in decision.label:
+        if decision.label.startswith(".") or "/" in decision.label or os.sep in decision.label:
             raise UserError(f"The class {decision.label!r} cannot be the name of a folder. Rename it.")
-        to = target / decision.label / session.names[n].replace("/", "_")
+        other = copies.setdefault(target / decision.label / _flat(session.names[n]), n)
+        if other != n:
+            raise UserError(f"{session.names[other]} and {session.names[n]} would have the same name in {target}. "
+                            "Rename one of them.")
+    for to, n in copies.items():
         with writing(to):
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(session.path(n), to)
     return len(known)
 
 
+def _flat(name: str) -> str:
+    return name.replace("/", "_")
+
+
 def _task(name: str, label: str | None, guess: tuple[str, float] | None) -> dict:
     def chosen(text: str) -> list[dict]:
         return [{"from_name": "choice", "to_name": "image", "type": "choices", "value": {"choices": [text]}}]
 
-    task: dict = {"data": {"image": f"/data/local-files/?d={name}"}}
+    task: dict = {"data": {"image": f"/data/local-files/?d={quote(name)}"}}
     if label is not None:
         task["annotations"] = [{"result": chosen(label)}]
     if guess:

@@ -26,6 +26,7 @@ UPDATES, BATCH = 384, 32  # of a head: a second or two
 FIRST, SHARE = 5, 0.1  # labels until the next one: so many, or this part of all
 RANKED = 200  # images that are ordered after each
 ALONE = 0.01  # strength of logistic regression beside it: choosing one takes longer than all else
+ASKED = 1000  # images of the random part, at most, on which accuracy is measured
 COVERAGE = 0.9  # of conformal sets, from the random part
 
 
@@ -168,13 +169,20 @@ class Learner(threading.Thread):
     def _tell(self, *what: str | int) -> None:
         self.progress = what  # type: ignore[assignment]
 
-    def _run(self) -> None:
-        session = self.session
-        data, self.numbers, bad = prepare(self.config, session, self._tell)
-        session.set_unreadable(bad)
+    def _embed(self) -> None:
+        data, self.numbers, bad = prepare(self.config, self.session, self._tell)
+        self.session.set_unreadable(bad)
         self.row = {int(n): i for i, n in enumerate(self.numbers)}
         self.heads = Heads(self.config, data)
         self.progress = None
+
+    def learn(self) -> None:
+        """Embeds and trains once, in the calling thread."""
+        self._embed()
+        self._train(self._labelled())
+
+    def _run(self) -> None:
+        self._embed()
         begun = self._labelled()
         for part in (4, 2, 1):  # the curve of what was labelled before
             if len(begun) // part >= 2 * FIRST or part == 1:
@@ -192,9 +200,9 @@ class Learner(threading.Thread):
         """Waits for labels that are worth a round; False at the end."""
         def due() -> bool:
             labelled = {n: decision.label for n, decision in self._labelled()}
-            new = len(labelled.items() ^ self._trained.items())
-            return self.stopped or not self.paused and new >= max(FIRST, SHARE * len(labelled)) and len(
-                set(labelled.values())) > 1
+            new, names = len(labelled.items() ^ self._trained.items()), set(labelled.values())
+            return self.stopped or not self.paused and len(names) > 1 and (
+                new >= max(FIRST, SHARE * len(labelled)) or not names.issuperset(self._trained.values()))
 
         with self.session.changed:
             self.session.changed.wait_for(due)
@@ -212,8 +220,10 @@ class Learner(threading.Thread):
         rows, names = np.array([self.row[n] for n in self._trained]), list(self._trained.values())
         session = self.session
         with session.changed:
-            excluded = {n for n, decision in session.all().items() if decision.split == "excluded"}
-        stream = np.array([row for n, row in self.row.items() if n not in excluded])
+            known = session.all()
+        # No image for measuring is in training, not even without its label.
+        stream = np.array([row for n, row in self.row.items()
+                           if (known[n].split == "train" if n in known else not session.random[n])])
         classes, p, size = self.heads.train(rows, names, stream)
         waiting = np.array([i for i, n in enumerate(self.numbers) if session.open(int(n)) and not session.random[n]],
                            np.int64)
@@ -222,7 +232,8 @@ class Learner(threading.Thread):
         self.round = Round(len(rows), classes, self.numbers, self.row, p, size,
                            [int(self.numbers[waiting[i]]) for i in ranked], time.monotonic() - started)
         self.one_class = self.singletons()
-        asked = np.array([i for i, n in enumerate(self.numbers) if session.random[n]][:1000], np.int64)
+        asked = np.array([self.row[n] for n in session.shuffled if session.random[n] and n in self.row][:ASKED],
+                         np.int64)  # in the order in which they are asked for
         alone = self.heads.alone(rows, names, asked).tolist() if len(asked) else []
         best = p.argmax(1)
         numbers = [int(self.numbers[i]) for i in asked]
@@ -231,6 +242,21 @@ class Learner(threading.Thread):
         self.points = [*(other for other in self.points if other.labels < point.labels), point]
         self.busy = False
 
+    def rename(self, old: str, new: str) -> None:
+        """Calls a class by its new name in what was learned, until the next head."""
+        def renamed(predicted: dict[int, str]) -> dict[int, str]:
+            return {n: new if name == old else name for n, name in predicted.items()}
+
+        self.points = [replace(point, predicted=renamed(point.predicted), alone=renamed(point.alone))
+                       for point in self.points]
+        now = self.round
+        if now and old in now.classes:
+            names = [new if name == old else name for name in now.classes]
+            classes = list(dict.fromkeys(names))
+            p = np.stack([now.probabilities[:, [k for k, name in enumerate(names) if name == one]].sum(1)
+                          for one in classes], 1)
+            self.round = replace(now, classes=classes, probabilities=p)
+
     def singletons(self) -> float | None:
         """The share of unlabelled images whose conformal set, calibrated on the random part, has one class; None while
         that is too small."""
@@ -238,13 +264,13 @@ class Learner(threading.Thread):
         if now is None:
             return None
         with self.session.changed:
-            held = [(now.row[n], now.classes.index(decision.label)) for n, decision in self.session.all().items()
-                    if decision.by == "random" and decision.label in now.classes and n in now.row]
+            held = [(now.row[n], decision.label) for n, decision in self.session.all().items()
+                    if decision.by == "random" and decision.label and n in now.row]
             rest = [now.row[int(n)] for n in now.numbers if self.session.open(int(n))]
         if len(held) < COVERAGE / (1 - COVERAGE) - 1e-9 or not rest:
             return None
-        rows, labels = np.array(held).T
-        scores = calibration.conformity_scores(now.probabilities[rows], labels)
+        scores = np.array([1 - now.probabilities[row, now.classes.index(label)] if label in now.classes else 1
+                           for row, label in held])  # of a class that it does not know: as far off as can be
         members = calibration.prediction_sets(now.probabilities[rest],
                                               calibration.conformal_threshold(scores, COVERAGE))
         return float((members.sum(1) == 1).mean())

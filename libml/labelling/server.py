@@ -5,6 +5,8 @@ import hmac
 import io
 import ipaddress
 import json
+import os
+import re
 import secrets
 import socket
 import sys
@@ -14,9 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 from PIL import Image
 
 from libml.data import sources
@@ -24,7 +28,8 @@ from libml.errors import UserError, printable
 from libml.labelling import estimate
 from libml.labelling.audit import Audit
 from libml.labelling.learner import Learner
-from libml.labelling.session import Session, next_images
+from libml.labelling.session import Session, checked_class, next_images
+from libml.writing import writing
 
 LARGEST = 1 << 20  # bytes of a request's body
 AHEAD, PAGE = 12, 60  # images that the page knows of in advance, and those of a grid at a time
@@ -42,6 +47,7 @@ class Labelling:
         self.audit = Audit(session, learner)
         self._estimate: tuple[object, dict] = None, {}
         self._finish, self.finishing, self.finished = finish, "", ""
+        self.started = secrets.token_hex(4)  # by which a page knows that the numbers of images are others
 
     def state(self) -> dict:
         """All that the page shows beside images."""
@@ -61,8 +67,8 @@ class Labelling:
             truth = {n: decision.label for n, decision in labels.items() if decision.by == "random"}
             counts = session.counts()
             answer = {
-                "folder": session.folder.name, "classes": [{"name": name, "count": counts[name]}
-                                                           for name in session.classes],
+                "started": self.started, "folder": session.folder.resolve().name,
+                "classes": [{"name": name, "count": counts[name]} for name in session.classes],
                 "files": len(session.names), "labelled": len(labels), "none": len(known) - len(labels),
                 "skipped": len(session.skipped), "unreadable": [[session.names[n], reason] for n, reason in
                                                                 list(session.unreadable.items())[:5]],
@@ -76,6 +82,11 @@ class Labelling:
         return answer | {"progress": {"title": title, "done": done, "of": total},
                          "estimate": self._estimate[1] | {"one_class": learner.one_class}}
 
+    def closed(self, shown: str) -> dict:
+        """Tells a page that the image which it shows was labelled in another one."""
+        n = _number(shown) if shown else -1
+        return {"closed": n} if 0 <= n < len(self.session.names) and not self.session.open(n) else {}
+
     def grid(self, name: str, start: int) -> dict:
         """Unlabelled images that the model takes for one class, the surest first; none of the random part."""
         now, session = self.learner.round, self.session
@@ -83,9 +94,9 @@ class Labelling:
             return {"items": [], "total": 0}
         with session.changed:
             c, best = now.classes.index(name), now.probabilities.argmax(1)
-            rows = [i for i in (best == c).nonzero()[0]
+            rows = (best == c).nonzero()[0]
+            rows = [i for i in rows[np.lexsort((-now.probabilities[rows, c], now.size[rows]))]
                     if session.open(int(now.numbers[i])) and not session.random[int(now.numbers[i])]]
-            rows.sort(key=lambda i: (now.size[i], -now.probabilities[i, c]))
             return {"total": len(rows), "items": [
                 {"n": int(now.numbers[i]), "name": session.names[int(now.numbers[i])],
                  "p": float(now.probabilities[i, c]), "alpha": float(now.size[i])} for i in rows[start:start + PAGE]]}
@@ -104,7 +115,10 @@ class Labelling:
         elif kind == "add":
             session.add_class(str(request.get("name") or ""))
         elif kind == "rename":
-            session.rename_class(str(request.get("name")), str(request.get("to") or ""))
+            old, new = str(request.get("name")), checked_class(str(request.get("to") or ""))
+            with session.changed:
+                session.rename_class(old, new)
+                self.learner.rename(old, new)
         elif kind == "audit":
             self.audit.start()
         elif kind == "finish":
@@ -114,17 +128,20 @@ class Labelling:
         return self.state()
 
     def _numbers(self, request: dict) -> list[int]:
-        numbers = request.get("numbers")
-        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(self.session.names)
-                                                    for n in numbers):
-            raise UserError("The page named images that are not here. Load it again.")
-        return numbers
+        """The images that a request names: by name, as numbers are others after the next start."""
+        files = request.get("files")
+        if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+            raise UserError("The page named no images. Load it again.")
+        if gone := [name for name in files if name not in self.session.numbers]:
+            raise UserError(f"{gone[0]} is not here any longer; its label was not saved.")
+        return [self.session.numbers[name] for name in files]
 
     def _start_finish(self) -> None:
         """Runs the end in a thread of its own; the learner leaves the processor to it."""
-        if self._finish is None or self.finishing:
-            return
-        finish, self.finishing, self.finished, self.learner.paused = self._finish, "starting", "", True
+        with self.session.changed:
+            if self._finish is None or self.finishing:
+                return
+            finish, self.finishing, self.finished, self.learner.paused = self._finish, "starting", "", True
 
         def tell(line: str) -> None:
             self.finishing = line
@@ -132,17 +149,23 @@ class Labelling:
         def work() -> None:
             try:
                 self.finished = finish(tell)
-            except (UserError, OSError) as error:
+            except Exception as error:  # the page goes on
                 self.finished = f"error: {error}"
+                print(printable(self.finished), file=sys.stderr, flush=True)
             finally:
-                self.finishing, self.learner.paused = "", False
+                with self.session.changed:
+                    self.finishing, self.learner.paused = "", False
+                    self.session.changed.notify_all()
 
         threading.Thread(target=work, daemon=True, name="finish").start()
 
     def image(self, n: int, side: int) -> tuple[bytes, str]:
         """Returns an image as a browser can show it, upright and no larger than asked for."""
         try:
-            with warnings.catch_warnings(), Image.open(self.session.path(n)) as image:
+            path = self.session.path(n)
+            if not path.is_file():  # a pipe would never end
+                raise OSError("it is gone, or no file")
+            with warnings.catch_warnings(), Image.open(path) as image:
                 warnings.simplefilter("ignore")
                 image.draft("RGB", (side, side))  # JPEG files decode at a fraction of their size
                 shown = sources.upright(image)
@@ -200,7 +223,8 @@ class _Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers.get('Host')}":
             return "Another page asked for this."
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not (
+                self.command == "GET" and self.headers.get("Sec-Fetch-Dest") == "document"):  # a link that was clicked
             return "Another page asked for this."
         return ""
 
@@ -209,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == [""]:
             return self.server.page, "text/html; charset=utf-8"
         if path == ["state"]:
-            return _json(labelling.state())
+            return _json(labelling.state() | labelling.closed(query.get("n", [""])[0]))
         if path == ["grid"]:
             return _json(labelling.grid(query.get("class", [""])[0], _number(query.get("start", ["0"])[0])))
         if path == ["audit"]:
@@ -278,23 +302,47 @@ def is_own_name(host: str, local: bool) -> bool:
     return address.is_loopback or not local
 
 
+def _kept(address: Path) -> tuple[str, int] | None:
+    """The token and port of the last start, if nobody else can know them."""
+    with suppress(OSError, ValueError, TypeError):
+        token, port = json.loads(address.read_text())
+        if not address.stat().st_mode & 0o077 and re.fullmatch(r"[\w-]{22}", token, re.ASCII) and 0 < port < 1 << 16:
+            return token, int(port)
+    return None
+
+
 class Server(ThreadingHTTPServer):
     """Serves the page of a labelling until `shutdown`."""
 
     daemon_threads = True
 
-    def __init__(self, labelling: Labelling, host: str = "127.0.0.1", port: int = 0):
+    def __init__(self, labelling: Labelling, host: str = "127.0.0.1", port: int = 0, address: Path | None = None):
+        """Serves at the address that the file tells, where it can: a page that is open goes on after the next start."""
         self.labelling = labelling
         self.token, self.nonce = secrets.token_urlsafe(16), secrets.token_urlsafe(16)
+        kept = _kept(address) if address else None
+        if kept:
+            self.token = kept[0]
         self.page = resources.files("libml.labelling").joinpath("page.html").read_text(encoding="utf-8").replace(
             "NONCE", self.nonce).encode()
         try:
             self.local = host == "localhost" or ipaddress.ip_address(host).is_loopback
             self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            super().__init__((host, port), _Handler)
+            try:
+                super().__init__((host, port or (kept[1] if kept else 0)), _Handler)
+            except OSError:
+                if port or not kept:
+                    raise
+                super().__init__((host, 0), _Handler)  # another one has that port now
         except (OSError, ValueError, OverflowError) as error:
             raise UserError(f"Cannot serve at --host={host} --port={port} ({error}). Take another port, or 0 for any "
                             "free one.") from error
+        if address:
+            with writing(address):
+                address.parent.mkdir(exist_ok=True)
+                address.unlink(missing_ok=True)
+                with open(os.open(address, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    json.dump([self.token, self.server_address[1]], file)
 
     @property
     def address(self) -> str:

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +29,7 @@ class Decision(NamedTuple):
 
     label: str  # the class; "" for none of them
     split: str  # of SPLITS
-    by: str  # how it came: order, random, grid, audit, read
+    by: str  # how it came: order, random, grid, audit, read; of one left out, perhaps the split that it had
 
 
 def place(name: str) -> int:
@@ -70,14 +71,14 @@ class Session:
         with suppress(OSError, ValueError):
             known = [name for name in json.loads(stored.read_text(encoding="utf-8")) if isinstance(name, str)]
         self._read()
-        used = [decision.label for decision in self.all().values() if decision.label]
+        used = [decision.label for decision in [*self.given.values(), *self.decided.values()] if decision.label]
         self.classes = list(dict.fromkeys(map(checked_class, [*classes, *known, *used])))
 
     def _find(self) -> tuple[list[str], dict[int, Decision]]:
         """Returns the names of all images, and what the layout of docs/own_data.md says of them."""
         if not self.folder.is_dir():
             raise UserError(f"There is no folder {self.folder}: name one with images in it.")
-        found, notes = files.image_files(self.folder, {self.file.name, "dataset.csv", HIDDEN})
+        found, notes = files.image_files(self.folder, {self.file.name, HIDDEN})
         self.notes += notes
         names, odd = list[str](), list[str]()
         for path in found:
@@ -92,8 +93,8 @@ class Session:
         if (self.folder / "train").is_dir():
             for n, name in enumerate(names):
                 part, *inner = name.split("/")
-                if part in SPLITS and len(inner) > 1:
-                    given[n] = Decision(inner[0], part, "read")
+                if part in ("train", "test", "valid") and len(inner) > 1:
+                    given[n] = Decision(checked_class(inner[0]), part, "read")
         return names, given
 
     def _read(self) -> None:
@@ -116,7 +117,8 @@ class Session:
         for line, row in enumerate(rows[1:], 2):
             cells = dict(zip(header, map(str.strip, row), strict=False))
             name, label, split = (cells.get(key, "") for key in COLUMNS[:3])
-            if not row or len(row) == len(header) and split in ("", "train", "unlabeled") and name and not label:
+            unlabelled = len(row) == len(header) and split in ("", "train", "unlabeled") and name and not label
+            if unlabelled or not any(cells.values()):
                 continue
             split = split or "train"
             if len(row) != len(header) or split not in SPLITS or bool(label) == (split == "excluded"):
@@ -137,6 +139,7 @@ class Session:
         """Keeps other processes away from the folder's labels."""
         with Lock(self.folder / HIDDEN, "labelled", "label another folder").hold():
             self._write()
+            self._keep_classes(self.classes)
             yield
 
     def _write(self) -> None:
@@ -175,17 +178,23 @@ class Session:
             self.changed.notify_all()
 
     def label(self, numbers: Collection[int], label: str, by: str) -> None:
-        """Gives images a class, or none of them for "". Those of the random part that were asked for are for the
-        test."""
+        """Gives images a class, or none of them for "".
+
+        What is for test or validation stays so, also when it was left out between; else the random part is for the
+        test, in whatever way its labels come.
+        """
         if label and label not in self.classes:
             raise UserError(f"There is no class {label!r}; there are {', '.join(self.classes)[:200]}.")
-        known, made = self.all(), dict[int, Decision | None]()
-        for n in numbers:
-            first = "random" if by == "order" and self.random[n] else by
-            before = known.get(n, Decision("", "excluded", first))
-            split = before.split if before.label else "test" if before.by == "random" else "train"
-            made[n] = Decision(label, split if label else "excluded", before.by)
-        self.change(made)
+        with self.changed:
+            made = dict[int, Decision | None]()
+            for n in numbers:
+                first = Decision("", "", "random" if by == "order" and self.random[n] else by)
+                before = self.decided.get(n) or self.given.get(n, first)
+                split = before.split if before.label else before.by if before.by in SPLITS else (
+                    "test" if self.random[n] else "train")
+                kept = before.by if label or before.by == "random" or split == "train" else split
+                made[n] = Decision(label, split if label else "excluded", kept)
+            self.change(made)
 
     def undo(self) -> list[int]:
         """Takes the last change back; returns whose."""
@@ -201,6 +210,7 @@ class Session:
 
     def skip(self, n: int) -> None:
         with self.changed:
+            self._before.append({n: self.decided.get(n)})  # undo shows it again
             self.skipped[n] = self.skipped.pop(n, None)
             self.changed.notify_all()
 
@@ -221,6 +231,8 @@ class Session:
         with self.changed:
             if old not in self.classes:
                 raise UserError(f"There is no class {old!r}.")
+            if new == old:
+                return
             self._keep_classes(list(dict.fromkeys([*(new if name == old else name for name in self.classes), old])))
             self.change({n: decision._replace(label=new) for n, decision in self.all().items()
                          if decision.label == old}, undoable=False)
@@ -245,24 +257,21 @@ class Session:
     def path(self, n: int) -> Path:
         return self.folder / self.names[n]
 
-    def write_dataset(self) -> Path:
-        """Writes dataset.csv beside the labels: all images, as --dataset=csv: reads them. Half of the random part
-        is for validation, where it has enough for both."""
+    def write_dataset(self, path: Path) -> None:
+        """Writes all images as --dataset=csv: reads them. Half of the random part is for validation, where it has
+        enough for both."""
         with self.changed:
             known = {n: decision for n, decision in self.all().items() if n not in self.unreadable}
             random = [n for n, decision in known.items() if decision.split == "test" and decision.by == "random"]
             halved = set(random[1::2]) if len(random) >= 20 else set()
-            text, path = io.StringIO(), self.file.with_name("dataset.csv")
-            base = path.parent.resolve()
+            text, start = io.StringIO(), os.path.relpath(self.folder.resolve(), path.parent.resolve())
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(COLUMNS[:3])
             for n, name in enumerate(self.names):
                 label, split, _ = known.get(n, Decision("", "unlabeled", ""))
                 if split != "excluded" and n not in self.unreadable:
-                    shown = name if base == self.folder.resolve() else str(self.path(n).resolve())
-                    writer.writerow([shown, label, "valid" if n in halved else split])
+                    writer.writerow([os.path.join(start, name), label, "valid" if n in halved else split])
             write_text(path, text.getvalue())
-            return path
 
 
 def _state(file: Path) -> tuple:
@@ -278,7 +287,7 @@ def next_images(session: Session, ranking: Sequence[int], count: int) -> list[in
 
     shuffled = session.shuffled
     parts = waiting([*ranking, *shuffled] if ranking else shuffled, False), waiting(shuffled, True)
-    chosen = dict.fromkeys(n for n in session.front[:count] if session.open(n))
+    chosen = dict.fromkeys(n for n in session.front if session.open(n) and n not in session.skipped)
     asked = sum(decision.by != "read" for decision in session.decided.values())
     while len(chosen) < count:
         from_random = (asked + len(chosen)) % EVERY == EVERY - 1

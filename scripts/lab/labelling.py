@@ -135,7 +135,7 @@ def answers() -> None:
         for _ in range(300):
             item = state["queue"][0]
             busy = state["busy"] or bool(state["progress"]["title"])
-            state, milliseconds = page.ask("do", {"act": "label", "numbers": [item["n"]],
+            state, milliseconds = page.ask("do", {"act": "label", "files": [item["name"]],
                                                   "label": item["name"][-5], "by": "order"})
             taken[busy or state["busy"]].append(milliseconds)
             time.sleep(0.25)

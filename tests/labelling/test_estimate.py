@@ -61,3 +61,4 @@ def test_it_is_enough_when_the_band_is_below_what_was_asked():
     truth = {n: "cat" for n in range(60)}
     points = [Point(labels, {n: "cat" if n >= 3 else "dog" for n in truth}, {}) for labels in (10, 20, 40)]
     assert "less than 1 points" in estimate.summary(points, truth, 1.0, None)["enough"]
+    assert "less than 1 points" in estimate.summary(points, truth, 1.0, 99.0)["enough"]  # either of the two will do

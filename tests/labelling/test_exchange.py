@@ -19,7 +19,8 @@ def session(tmp_path):
 def test_a_tree_is_read_where_the_images_are(session):
     assert exchange.read(session, session.folder) == 8
     assert session.counts() == {"cat": 4, "dog": 4} and len(session.decided) == 8
-    assert all(decision == (session.names[n].split("/")[0], "train", "read") for n, decision in session.decided.items())
+    assert all(decision == (session.names[n].split("/")[0], "test" if session.random[n] else "train", "read")
+               for n, decision in session.decided.items())
     assert exchange.read(session, session.folder) == 0  # what has a label keeps it
 
 
@@ -31,6 +32,28 @@ def test_a_written_tree_reads_back(session, tmp_path):
     assert (tmp_path / "tree/dog/cat_0.png").read_bytes() == (session.folder / "cat/0.png").read_bytes()
     with pytest.raises(UserError, match="is there already"):
         exchange.write(session, tmp_path / "tree", None)
+    labels = {session.names[n]: decision.label for n, decision in session.decided.items()}
+    session.file.unlink()
+    again = Session(session.folder)
+    assert exchange.read(again, tmp_path / "tree") == 8
+    assert {again.names[n]: decision.label for n, decision in again.decided.items()} == labels
+
+
+def test_two_copies_of_one_name_are_refused_before_any_is_made(tmp_path):
+    session = Session(make_images(tmp_path / "images", ["a/b.png", "a_b.png"]), ["cat"])
+    session.label([0, 1], "cat", "order")
+    with pytest.raises(UserError, match="a/b.png and a_b.png would have the same name"):
+        exchange.write(session, tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+
+
+def test_odd_names_survive_label_studios_addresses(tmp_path):
+    names = ["a+b c.png", "d&e=f.png", "50%25.png", "#1.png", "<b>ü?.png", "d/x y.png"]
+    session = Session(make_images(tmp_path / "images", names), ["cat"])
+    session.label(range(6), "cat", "order")
+    exchange.write(session, tmp_path / "tasks.json")
+    session.file.unlink()
+    assert exchange.read(Session(session.folder), tmp_path / "tasks.json") == 6
 
 
 def test_a_class_that_is_no_folder_name_writes_nothing_outside(session, tmp_path):
@@ -85,5 +108,7 @@ def test_predictions_go_along_in_their_order(session, tmp_path):
     tasks = json.loads((tmp_path / "tasks.json").read_text())
     assert [task["data"]["image"].split("=")[1] for task in tasks[:len(now.ranking)]] == [
         session.names[n] for n in now.ranking]
+    assert all(("predictions" in task) != session.random[session.numbers[task["data"]["image"].split("=")[1]]]
+               for task in tasks)  # nobody is led where accuracy is measured
     result = tasks[0]["predictions"][0]
     assert result["result"][0]["value"]["choices"] == [now.guess(now.ranking[0])[0]] and 0.5 <= result["score"] <= 1

@@ -9,6 +9,7 @@ from PIL import Image
 
 from cssl.tools import audit, label
 from libml.data import sources
+from libml.labelling.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def flags(digits, *more):
     (["one", "--port=70000"], "Cannot serve"), (["one", "--features=vgg"], "--features=vgg"),
     (["one", "--features=keras:Nothing"], "Nothing"), (["one", "--classes=a\nb"], "one line of text"),
     (["one", "--read=none.json"], "none.json cannot be read"), (["one", "--finish"], "needs two"),
+    (["one", "--enough_gain=nan"], "invalid points value: 'nan'"), (["one", "--enough_accuracy=101"], "'101'"),
     (["one", "--order=best"], "invalid choice"), (["one", "--labels=bad.csv"], "bad.csv begins with")])
 def test_bad_input_is_one_line(program, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
@@ -51,12 +53,24 @@ def test_a_taken_port_is_one_line(program, digits):
     assert "Take another port" in done.stderr
 
 
+def test_a_class_without_labels_to_train_on_is_told_before_anything_is_made(program, tmp_path):
+    for name in "abc":
+        (tmp_path / "own").mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "own" / f"{name}.png")
+    (tmp_path / "own" / "labels.csv").write_text("file,label,split\na.png,cat,\nb.png,dog,\nc.png,owl,test\n")
+    assert "'owl' has labels for measuring alone" in program(label.main, tmp_path / "own", "--finish", code=2).stderr
+    assert not (tmp_path / "own_model").exists()
+
+
 def test_labels_are_read_and_written_without_the_page(program, digits, tmp_path):
     done = program(label.main, *flags(digits, f"--read={digits}", f"--write={tmp_path / 'tasks.json'}",
                                       f"--labels={tmp_path / 'labels.csv'}"))
     assert f"80 labels from {digits}" in done.stdout and "80 labels in" in done.stdout
     tasks = json.loads((tmp_path / "tasks.json").read_text())
-    assert len(tasks) == 83 and sum("annotations" in task for task in tasks) == 80
+    assert len(tasks) == 82 and sum("annotations" in task for task in tasks) == 80  # one cannot be read
+    names = {"blank.png", "twin.png"}
+    predicted = {task["data"]["image"].split("=")[1] for task in tasks if "predictions" in task}
+    assert predicted == {name for name in names if not Session(digits).random[Session(digits).numbers[name]]} != set()
 
 
 def test_the_audit_finds_what_was_hidden(program, digits, tmp_path):

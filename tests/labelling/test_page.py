@@ -78,6 +78,7 @@ def press(browser, key: str) -> None:
 def label(browser, count: int) -> None:
     """Presses the key of the class that the name of the image tells."""
     for _ in range(count):
+        until(browser, lambda: browser.find_element(By.ID, "image").is_displayed(), "its picture")
         name = text(browser, "name")
         press(browser, name[-5])
         until(browser, lambda name=name: text(browser, "name") != name, "the next image")

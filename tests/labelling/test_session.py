@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
@@ -83,6 +84,62 @@ def test_skipped_images_come_back_last(folder):
     assert next_images(session, [], 5) == [first]
 
 
+def test_undo_shows_a_skipped_image_again_and_takes_no_label(folder):
+    session = Session(folder, ["cat"])
+    first, second = next_images(session, [], 2)
+    session.label([first], "cat", "order")
+    session.skip(second)
+    assert session.undo() == [second] == next_images(session, [], 1) and set(session.decided) == {first}
+    session.skip(second)  # what undo brought back can be skipped, too
+    assert next_images(session, [], 1) != [second]
+    assert session.undo() == [second] and session.undo() == [first] and not session.undoable
+
+
+def test_all_that_an_undo_took_back_comes_first(folder):
+    session = Session(folder, ["cat"])
+    session.label(range(20, 50), "cat", "grid")
+    session.undo()
+    for n in range(20, 50):
+        assert next_images(session, [], 12)[0] == n
+        session.label([n], "cat", "order")
+
+
+def test_nothing_of_the_random_part_is_ever_for_training(tmp_path):
+    """Whatever is done in whatever order, and after each start; the folders and rows of the user say otherwise at
+    will."""
+    session = Session(make_images(tmp_path / "many", [f"{k:04}.png" for k in range(80)]), ["cat", "dog"])
+    part = {n for n, random in enumerate(session.random) if random}
+    rng = np.random.default_rng(0)
+    for k in range(300):
+        name, n = str(rng.choice(session.classes)), int(rng.choice([*part, *range(80)]))
+        act = rng.integers(6)
+        if act < 3:
+            session.label([n], name, ("order", "grid", "audit")[act])
+        elif act == 3:
+            session.label([n], "", "audit")
+        elif act == 4:
+            session.undo()
+        else:
+            session.rename_class(name, f"{name[:3]}{k}")
+        assert not [m for m in part if m in session.decided and session.decided[m].split == "train"]
+        if k % 50 == 49:
+            assert {n for n, decision in session.decided.items() if decision.by == "random"} <= part
+            session = Session(session.folder)
+    assert part & session.decided.keys()
+
+
+def test_what_is_for_the_test_stays_so_when_it_was_left_out_between(tmp_path):
+    session = Session(make_images(tmp_path / "own", ["train/cat/1.png", "test/cat/2.png", "test/cat/3.png"]))
+    before = session.all()
+    for n in range(3):
+        session.label([n], "", "audit")
+    session = Session(session.folder)
+    for n in range(3):
+        assert session.decided[n].split == "excluded"
+        session.label([n], "cat", "audit")
+    assert [session.decided[n].split for n in range(3)] == [before[n].split for n in range(3)]
+
+
 def test_classes_are_renamed_and_merged(folder):
     session = Session(folder, ["cat", "dog"])
     session.label([1], "cat", "order")
@@ -91,8 +148,13 @@ def test_classes_are_renamed_and_merged(folder):
     assert session.classes == ["tiger", "dog"] and session.decided[1].label == "tiger"
     session.rename_class("dog", "tiger")
     assert session.classes == ["tiger"] and session.counts() == {"tiger": 2}
+    session.rename_class("tiger", "tiger")
+    assert session.classes == ["tiger"]
     session.add_class(" lion ")
     assert Session(folder).classes == ["tiger", "lion"]  # a class without labels is kept, too
+    with Session(folder, ["owl"]).hold():
+        pass
+    assert Session(folder).classes == ["owl", "tiger", "lion"]
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "\x1b[31m", "x" * 300])
@@ -115,16 +177,20 @@ def test_the_layout_of_own_data_counts(tmp_path):
 
 def test_the_dataset_is_what_runs_read(folder):
     session = Session(folder, ["cat", "dog"])
-    session.label([1, 2], "cat", "grid")
-    session.label([3, 4], "dog", "grid")
-    session.label([5], "", "order")
-    session.unreadable[6] = "broken"
-    path = session.write_dataset()
+    (folder / "dataset.csv").write_text("mine")
+    rest = [n for n in range(60) if not session.random[n]]
+    session.label(rest[:2], "cat", "grid")
+    session.label(rest[2:4], "dog", "grid")
+    session.label([rest[4]], "", "order")
+    session.unreadable[rest[5]] = "broken"
+    path = folder.with_name("elsewhere") / "dataset.csv"
+    session.write_dataset(path)
     listing = files.listing(path, is_csv=True)
     assert {name: len(part) for name, part in listing.parts.items()} == {"train": 4, "unlabeled": 54, "test": 0,
                                                                          "valid": 0}
     read = files.listing(session.file, is_csv=True)  # what is excluded is so there, too
-    assert [os.path.basename(file.path) for file in read.parts["train"]] == ["001.png", "002.png", "003.png", "004.png"]
+    assert [os.path.basename(file.path) for file in read.parts["train"]] == [session.names[n] for n in rest[:4]]
+    assert (folder / "dataset.csv").read_text() == "mine"
 
 
 def test_enough_random_images_are_halved_for_validation(tmp_path):
@@ -134,7 +200,8 @@ def test_enough_random_images_are_halved_for_validation(tmp_path):
         session.label([n], ["cat", "dog"][k % 2], "order")
     session.label([n for n in range(300) if not session.random[n]][:9], "cat", "grid")
     session.label([n for n in range(300) if not session.random[n]][9:12], "dog", "grid")
-    parts = files.listing(session.write_dataset(), is_csv=True).parts
+    session.write_dataset(tmp_path / "dataset.csv")
+    parts = files.listing(tmp_path / "dataset.csv", is_csv=True).parts
     assert (len(parts["train"]), len(parts["test"]), len(parts["valid"])) == (12, 10, 10)
 
 
@@ -167,6 +234,18 @@ def test_a_file_that_somebody_else_changed_is_not_overwritten(folder):
         session.label([2], "cat", "order")
     assert session.file.read_text() == text and set(session.decided) == {0}
     assert set(Session(folder).decided) == {0, 1}
+
+
+def test_a_file_that_a_spreadsheet_has_saved_is_read(folder):
+    text = "\ufefffile,label,split,by\r\n000.png,cat,train,order\r\n,,,\r\n001.png,dog,test,random\r\n,,,\r\n"
+    (folder / "labels.csv").write_bytes(text.encode())
+    session = Session(folder)
+    assert session.decided == {0: ("cat", "train", "order"), 1: ("dog", "test", "random")}
+
+
+def test_folders_whose_names_have_blanks_around_are_classes(tmp_path):
+    session = Session(make_images(tmp_path / "own", ["train/ cat/1.png", "train/dog /2.png", "excluded/dog/3.png"]))
+    assert session.counts() == {"cat": 1, "dog": 1}
 
 
 @pytest.mark.parametrize("text, message", [

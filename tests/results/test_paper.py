@@ -125,6 +125,6 @@ def test_no_cell():
 
 
 def test_heads_on_features_are_no_row_of_the_paper():
-    settings = {"method": "CSSL", "train_kimg": 65536}
-    assert nearest_cell(settings, CIFAR) and nearest_cell(settings | {"features": ""}, CIFAR)
-    assert nearest_cell(settings | {"features": "keras:MobileNetV2"}, CIFAR) is None
+    settings = {"train_kimg": 65536}
+    assert paper.nearest_cell(config(**settings, features=""), CIFAR)
+    assert paper.nearest_cell(config(**settings, features="keras:MobileNetV2"), CIFAR) is None
