@@ -87,6 +87,14 @@ def program():
     return run
 
 
+@pytest.fixture
+def no_layout(monkeypatch):
+    """Figures whose parts may overlap: making room for all takes most of the time of a page."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr("libml.results.plots.Figure", lambda layout, **options: Figure(**options))
+
+
 class Shipped(NamedTuple):
     """A trained run on a folder of images, and that folder."""
 

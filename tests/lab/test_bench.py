@@ -36,13 +36,14 @@ def test_rows_of_one_kind_are_one_table(monkeypatch):
 
 @pytest.mark.slow
 def test_augment(tmp_path):
-    done = Program(["scripts/lab/bench.py", "augment", "--json", "--images=8", "--dataset=digits.1@40-1", "--rounds=1"],
-                   tmp_path)
+    few = "import sys; sys.path.insert(0, 'scripts/lab'); import bench; bench.OPS = dict([*bench.OPS.items()][:3]); "
+    done = Program(["-c", f"{few}sys.exit(bench.main())", "augment", "--json", "--images=8", "--dataset=digits.1@40-1",
+                    "--rounds=1"], tmp_path)
     assert done.wait() == 0, done.error
     result, *operations = map(json.loads, done.output.splitlines())
     assert result["graph_images_per_s"] > 0
     assert result["ratio"] == pytest.approx(result["graph_images_per_s"] / result["pillow_images_per_s"], abs=0.01)
-    assert [row["op"] for row in operations] == list(OPS)
+    assert [row["op"] for row in operations] == list(OPS)[:3]  # each of which XLA compiles
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def test_damage_of_one_run_leaves_the_others_figures(tmp_path, kind, part):
 
 
 @pytest.mark.slow
-def test_damage_of_one_run_leaves_the_others_table_and_report(tmp_path):
+def test_damage_of_one_run_leaves_the_others_table_and_report(tmp_path, no_layout):
     damaged = [run for part in ("predictions", "pseudo_labels") for run in with_damaged(tmp_path / part, part)]
     for file in ("metrics.jsonl", "args/args.json", "args/environment.json", "stats/rates.json"):
         (damaged.pop() / file).write_text("[" * 200_000)

@@ -7,11 +7,9 @@ import re
 import numpy as np
 import pytest
 from helpers import invoke, write_run
-from matplotlib.figure import Figure
 from PIL import Image
 
 from cssl.tools import report
-from libml.results import plots
 
 
 class Page(html.parser.HTMLParser):
@@ -155,7 +153,7 @@ def test_small_screens_and_dark_ones(page):
 
 
 @pytest.mark.slow
-def test_two_runs_side_by_side(tmp_path):
+def test_two_runs_side_by_side(tmp_path, no_layout):
     paths = [write_run(tmp_path, [80.0, 90.0 + number], method=method, train_kimg=2, stats=True)
              for number, method in enumerate(("CSSL", "FixMatch"))]
     labels, right = np.arange(200) % 10, [np.arange(200) % 4 > 0, np.arange(200) % 3 > 0]
@@ -224,9 +222,8 @@ DAMAGES = {  # none is found by reading the file
 
 
 @pytest.mark.slow
-def test_a_damaged_run_does_not_spoil_the_page(tmp_path, program, monkeypatch):
+def test_a_damaged_run_does_not_spoil_the_page(tmp_path, program, no_layout):
     """Its damage is named where it is described, and the last run is shown as if it were alone."""
-    monkeypatch.setattr(plots, "Figure", lambda layout, **options: Figure(**options))  # a layout takes most of the time
     runs = [write_run(tmp_path, [80.0, 90.0, 93.0], dataset=f"cifar10.{seed}@40-1", train_kimg=3, stats=True)
             for seed in range(10, len(DAMAGES) + 11)]
     for run, damage in zip(runs, DAMAGES.values(), strict=False):
