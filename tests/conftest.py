@@ -87,6 +87,14 @@ def program():
     return run
 
 
+@pytest.fixture(scope="session")
+def digits():
+    """The embedded digits, 40 of them labelled, to be read alone."""
+    from libml import data
+
+    return data.load("digits.1@40-1", "/nowhere")
+
+
 @pytest.fixture
 def no_layout(monkeypatch):
     """Figures whose parts may overlap: making room for all takes most of the time of a page."""

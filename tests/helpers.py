@@ -271,3 +271,87 @@ def kernels_of_loop(definition) -> tuple[list, list]:
     (loop,) = [node for node in definition.node if node.op in ("While", "StatelessWhile")]
     outside, inside = nodes_by_place(definition, loop.attr["body"].func.name)
     return [node for node in outside if node.op not in PASSIVE], inside
+
+
+# Oracles in NumPy and Python, and images.
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def cross_entropy(logits, targets):
+    targets = np.eye(logits.shape[-1])[targets] if np.ndim(targets) == 1 else targets
+    return -np.sum(targets * np.log(softmax(logits)), -1)
+
+
+def kl(p, q):
+    return np.sum(p * np.log(p / q), -1)
+
+
+def sharpen(p, temperature):
+    p = p ** (1 / temperature)
+    return p / p.sum(-1, keepdims=True)
+
+
+def plain_labeled(labels, size, seed, frequencies):
+    """The rule as a list program, with the global legacy generator."""
+    by_class = [[i for i, label in enumerate(labels) if label == c] for c in range(len(frequencies))]
+    if seed != 0:
+        np.random.seed(seed)
+        for members in by_class:
+            np.random.shuffle(members)
+    taken, chosen = [0] * len(frequencies), []
+    for _ in range(size):
+        lack = [f - t / max(max(taken), 1) for f, t in zip(frequencies, taken, strict=True)]
+        c = lack.index(max(lack))
+        chosen.append(by_class[c][taken[c]])
+        taken[c] += 1
+    return chosen
+
+
+def plain_held_out(labels, hashes, share, seed):
+    """The rule with Python's integers."""
+    factor = 2 * int(np.random.RandomState(seed).randint(2 ** 63, size=1, dtype=np.uint64)[0]) + 1
+    mixed = [int(value) * factor % 2 ** 64 for value in hashes]
+    held = set()
+    for c in set(labels):
+        members = sorted((mixed[i], i) for i, label in enumerate(labels) if label == c)
+        small = [i for place, i in members if place < share * 2 ** 64]
+        held |= {i for _, i in members[:min(max(len(small), 1), len(members) - 1)]}
+    return sorted(held)
+
+
+def spy(monkeypatch, owner, name):
+    """Collects what a function returns."""
+    real, results = getattr(owner, name), []
+
+    def call(*args, **kwargs):
+        results.append(real(*args, **kwargs))
+        return results[-1]
+
+    monkeypatch.setattr(owner, name, call)
+    return results
+
+
+@functools.cache
+def real_images(n: int = 64) -> np.ndarray:
+    """The first CIFAR-10 images; skips the test where TFDS has none."""
+    import pytest
+
+    tfds = pytest.importorskip("tensorflow_datasets")
+    try:
+        data = tfds.load("cifar10", split=f"train[:{n}]", download=False)
+    except (AssertionError, FileNotFoundError, tfds.core.DatasetNotFoundError) as error:
+        pytest.skip(f"CIFAR-10 is not in TFDS's data directory: {type(error).__name__}")
+    return np.stack([example["image"] for example in tfds.as_numpy(data)])
+
+
+def make_images(folder: Path, names) -> Path:
+    from PIL import Image
+
+    for k, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (k * 37 % 256, k * 91 % 256, 7)).save(path, "PNG")
+    return folder

@@ -6,8 +6,7 @@ import helpers
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import devices_of, strategy_of
-from test_augment_ops import real_images
+from helpers import devices_of, real_images, strategy_of
 
 from libml.augment import (
     AUTO_OPS,

@@ -11,6 +11,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import real_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,17 +38,6 @@ def make_images(kind: str, n: int, size: tuple[int, int], seed: int) -> np.ndarr
         return np.where(noise > 200, np.uint8(255), np.uint8(0))
     narrow = rng.normal(rng.uniform(0, 255, (n, 1, 1, 3)), 12.0, noise.shape)  # "narrow": part of the range
     return np.clip(narrow, 0, 255).astype(np.uint8)
-
-
-@functools.cache
-def real_images(n: int = 64) -> np.ndarray:
-    """The first CIFAR-10 images; skips the test where TFDS has none."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    try:
-        data = tfds.load("cifar10", split=f"train[:{n}]", download=False)
-    except (AssertionError, FileNotFoundError, tfds.core.DatasetNotFoundError) as error:
-        pytest.skip(f"CIFAR-10 is not in TFDS's data directory: {type(error).__name__}")
-    return np.stack([example["image"] for example in tfds.as_numpy(data)])
 
 
 KINDS = ["noise", "flat", "one pixel", "two values", "narrow"]

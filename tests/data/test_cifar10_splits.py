@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import Program
-from test_splits import plain_labeled
+from helpers import Program, plain_labeled
 
 from libml import data
 

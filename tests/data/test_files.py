@@ -17,10 +17,9 @@ import termios
 import numpy as np
 import pytest
 from conftest import ROOT
-from helpers import code_blocks, invoke, write_run
+from helpers import code_blocks, invoke, plain_held_out, write_run
 from PIL import Image
 from sklearn.datasets import load_digits
-from test_splits import plain_held_out
 
 import cssl
 from cssl import cli

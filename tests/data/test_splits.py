@@ -1,24 +1,9 @@
 """Splits on hand-made labels, against an independent retelling of the rule."""
 import numpy as np
 import pytest
+from helpers import plain_held_out, plain_labeled
 
 from libml.data import splits
-
-
-def plain_labeled(labels, size, seed, frequencies):
-    """The rule as a list program, with the global legacy generator."""
-    by_class = [[i for i, label in enumerate(labels) if label == c] for c in range(len(frequencies))]
-    if seed != 0:
-        np.random.seed(seed)
-        for members in by_class:
-            np.random.shuffle(members)
-    taken, chosen = [0] * len(frequencies), []
-    for _ in range(size):
-        lack = [f - t / max(max(taken), 1) for f, t in zip(frequencies, taken, strict=True)]
-        c = lack.index(max(lack))
-        chosen.append(by_class[c][taken[c]])
-        taken[c] += 1
-    return chosen
 
 
 def plain_order(labels, frequencies):
@@ -75,18 +60,6 @@ def test_unlabeled_order_is_balanced_from_the_start():
     order = splits.unlabeled_order(np.random.RandomState(0).permutation(labels), np.ones(10))
     first = np.bincount(np.random.RandomState(0).permutation(labels)[order[:100]], minlength=10)
     assert first.max() - first.min() <= 1
-
-
-def plain_held_out(labels, hashes, share, seed):
-    """The rule with Python's integers."""
-    factor = 2 * int(np.random.RandomState(seed).randint(2 ** 63, size=1, dtype=np.uint64)[0]) + 1
-    mixed = [int(value) * factor % 2 ** 64 for value in hashes]
-    held = set()
-    for c in set(labels):
-        members = sorted((mixed[i], i) for i, label in enumerate(labels) if label == c)
-        small = [i for place, i in members if place < share * 2 ** 64]
-        held |= {i for _, i in members[:min(max(len(small), 1), len(members) - 1)]}
-    return sorted(held)
 
 
 def random_hashes(count, seed=0):

@@ -99,3 +99,9 @@ def test_every_room_is_named():
 def test_no_method_imports_another(name):
     for found, _ in imports(ROOT / "cssl" / f"{name}.py"):
         assert found.split(".")[0] != "cssl" or found in ("cssl.cli", "cssl"), found
+
+
+def test_no_test_imports_another():
+    """What several need is in helpers.py, models.py or classic.py."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not [found for found, _ in imports(path) if found.startswith("test_")], path

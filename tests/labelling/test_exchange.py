@@ -3,7 +3,7 @@ import json
 import os
 
 import pytest
-from test_session import make_images
+from helpers import make_images
 
 from libml.errors import UserError
 from libml.labelling import exchange

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_session import make_images
+from helpers import make_images
 
 from libml.labelling import learner as learners
 from libml.labelling.choose import unit

@@ -5,25 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
-from PIL import Image
+from helpers import make_images
 
 from libml.data import files
 from libml.errors import UserError
 from libml.labelling import session as sessions
 from libml.labelling.session import EVERY, Session, next_images
-
-
-def make_images(folder: Path, names) -> Path:
-    for k, name in enumerate(names):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (k * 37 % 256, k * 91 % 256, 7)).save(path, "PNG")
-    return folder
 
 
 @pytest.fixture

@@ -30,11 +30,6 @@ from libml.randomness import seeded
 DIGITS = dict(image_shape=(16, 16, 3), mirror=False, shift=2, jit_compile=False)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return cssl.load("digits.1@40-1")
-
-
 def tiny_net(num_classes, image_shape):
     """With batch normalisation and dropout of Keras."""
     return keras.Sequential([keras.Input(image_shape), layers.Conv2D(4, 5, strides=4), layers.BatchNormalization(),

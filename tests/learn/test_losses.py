@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import softmax
 
 from libml.learn import losses
 
@@ -16,11 +17,6 @@ ONEHOT = np.eye(K)[LABELS]
 TOLERANCE = dict(rtol=1e-5, atol=2e-6)
 # The constants 1e-7 of the credal loss shift it by up to 1e-7 times a logarithm per class, or alpha 1e-7 / (1 - p_y).
 CREDAL = dict(rtol=1e-5, atol=1e-5)
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 P = softmax(LOGITS)

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import softmax
+from models import align, augmented, decided, forward, random_views, skew
 
 from cssl.cssl import CSSL
 from cssl.fixmatch import FixMatch
@@ -15,48 +17,12 @@ from cssl.mean_teacher import MeanTeacher
 from cssl.supervised import Supervised
 from cssl.tools import doctor
 from cssl.upsmatch import UPSMatch
-from libml import data, networks
-from libml.augment import Augmenter
+from libml import data
 from libml.errors import UserError
 from libml.learn import losses
 from libml.learn.model import SSLModel
 from libml.learn.step import Step, UnlabeledLoss
 from libml.learn.update import pseudo_label_accuracy, pseudo_label_quality
-
-
-def small_network(num_classes=10, **options):
-    return networks.build("resnet", num_classes=num_classes, image_shape=(16, 16, 3), filters=4, repeat=1, scales=2,
-                        seed=1, **options)
-
-
-def random_views(batch=4, uratio=3, seed=0, size=16):
-    rng = np.random.RandomState(seed)
-    def images(count):
-        colours = rng.uniform(-1, 1, (count, 1, 1, 3))  # so that predictions differ from image to image
-        return tf.constant((0.3 * rng.uniform(-1, 1, (count, size, size, 3)) + 0.7 * colours).astype(np.float32))
-
-    return {"labeled": images(batch), "label": tf.constant(rng.randint(0, 10, batch)), "weak": images(batch * uratio),
-            "strong": images(batch * uratio), "unlabeled_label": tf.constant(rng.randint(0, 10, batch * uratio))}
-
-
-def make(method, **options):
-    network = small_network(dropout=0.3)
-    network.classifier.kernel.assign(3 * network.classifier.kernel)  # decided predictions, of several classes
-    return method(network, 10, options=method.Options(batch=4, uratio=3, **options), total_images=4096)
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def forward(model, views):
-    """Training-mode logits of the three parts, in one pass, as float64."""
-    parts = [views[name] for name in ("labeled", "weak", "strong")]
-    network = model.network
-    logits, _ = network.stateless_call(network.trainable_variables, network.non_trainable_variables,
-                                       tf.concat(parts, 0), training=True)
-    return np.split(logits.numpy().astype(np.float64), np.cumsum([len(part) for part in parts])[:-1])
 
 
 def test_trajectory_of_the_original_program():
@@ -67,10 +33,10 @@ def test_trajectory_of_the_original_program():
 
 def test_fixmatch_loss():
     views = random_views()
-    x, weak, strong = forward(make(FixMatch), views)
+    x, weak, strong = forward(decided(FixMatch), views)
     q, p = softmax(weak), softmax(strong)
     threshold = float(np.median(q.max(1)))
-    model, mask = make(FixMatch, confidence=threshold), q.max(1) >= threshold
+    model, mask = decided(FixMatch, confidence=threshold), q.max(1) >= threshold
     expected = np.mean(-np.log(p[np.arange(12), q.argmax(1)]) * mask)
     scalars = model.train_on_views(views)
     assert 0 < mask.mean() < 1
@@ -85,22 +51,8 @@ def test_fixmatch_loss():
                                correct[mask].mean(), rtol=1e-6)
 
 
-def skew(model, seed=3):
-    """Fills the alignment buffer with something far from uniform; returns the average the next step will see."""
-    rng = np.random.RandomState(seed)
-    history = rng.dirichlet(20 * rng.dirichlet(np.full(10, 0.5)) + 0.01, 128).astype(np.float32)
-    model.predictions.assign(history)
-    mean = history.astype(np.float64).mean(0)
-    return mean / mean.sum()
-
-
-def align(q, p_model, prior=0.1):
-    a = q * (1e-6 + prior) / (1e-6 + p_model)
-    return a / a.sum(1, keepdims=True)
-
-
 def test_fixmatch_da_loss():
-    model, views = make(FixMatchDA, confidence=0.12), random_views()
+    model, views = decided(FixMatchDA, confidence=0.12), random_views()
     p_model = skew(model)
     _, weak, strong = forward(model, views)
     q = softmax(weak)
@@ -110,7 +62,7 @@ def test_fixmatch_da_loss():
 
 @pytest.mark.parametrize("reference, bound", [("raw", 0.0), ("aligned", 0.0), ("raw", 0.6)])
 def test_cssl_loss(reference, bound):
-    model, views = make(CSSL, reference=reference, alpha_bound=bound), random_views()
+    model, views = decided(CSSL, reference=reference, alpha_bound=bound), random_views()
     p_model = skew(model)
     _, weak, strong = forward(model, views)
     q, p = softmax(weak), softmax(strong)
@@ -131,7 +83,7 @@ def test_cssl_loss(reference, bound):
 
 
 def test_lsmatch_loss():
-    model, views = make(LSMatch), random_views()
+    model, views = decided(LSMatch), random_views()
     p_model = skew(model)
     _, weak, strong = forward(model, views)
     q = softmax(weak)
@@ -144,10 +96,10 @@ def test_lsmatch_loss():
 def test_upsmatch_uses_the_uncertainty_of_dropout_passes():
     views = random_views()
     def mask(**options):
-        return float(make(UPSMatch, **options).train_on_views(views)["monitors/mask"])
+        return float(decided(UPSMatch, **options).train_on_views(views)["monitors/mask"])
     assert mask(conf_p=0.0, uncertainty_p=1.0) == 1.0
     assert mask(conf_p=0.0, uncertainty_p=0.0) == 0.0
-    model = make(UPSMatch, conf_p=0.0)
+    model = decided(UPSMatch, conf_p=0.0)
     middle = float(model.train_on_views(views)["monitors/uncertainty"])
     assert 0 < middle < 0.5 and 0 < mask(conf_p=0.0, uncertainty_p=middle) < 1
     # One pass has no spread, so no image is uncertain.
@@ -164,7 +116,7 @@ def test_upsmatch_mask_from_given_passes():
     tau = float(np.sort(softmax(weak).max(-1)[u <= kappa])[:2].mean())  # of which two pass
     logits = iter(tf.constant(passes, tf.float32))
     step = SimpleNamespace(forward=lambda images, **options: next(logits))
-    model = make(UPSMatch, conf_p=tau, uncertainty_p=kappa)
+    model = decided(UPSMatch, conf_p=tau, uncertainty_p=kappa)
     loss, mask, monitors, *_ = model.unlabeled_loss(tf.constant(weak, tf.float32), tf.constant(strong, tf.float32),
                                                     {"weak": None}, step)
     expected = (softmax(weak).max(-1) >= tau) & (u <= kappa)
@@ -176,7 +128,7 @@ def test_upsmatch_mask_from_given_passes():
 
 def test_upsmatch_dropout_does_not_touch_statistics_or_the_loss():
     views = random_views()
-    a, b = make(UPSMatch, conf_p=0.0, uncertainty_p=1.0), make(FixMatch, confidence=0.0)
+    a, b = decided(UPSMatch, conf_p=0.0, uncertainty_p=1.0), decided(FixMatch, confidence=0.0)
     ups, fix = a.train_on_views(views), b.train_on_views(views)
     for tag in ("losses/xe", "losses/xeu", "losses/total"):
         np.testing.assert_array_equal(ups[tag], fix[tag])
@@ -185,7 +137,7 @@ def test_upsmatch_dropout_does_not_touch_statistics_or_the_loss():
 
 
 def test_supervised_ignores_unlabelled_images():
-    model, views = make(Supervised), random_views()
+    model, views = decided(Supervised), random_views()
     scalars = model.train_on_views({"labeled": views["labeled"], "label": views["label"]})
     assert set(scalars) == {"losses/xe", "losses/wd", "losses/total", "monitors/lr"}
 
@@ -193,7 +145,7 @@ def test_supervised_ignores_unlabelled_images():
 def test_several_strong_views_average_their_losses():
     views = random_views()
     other = random_views(seed=9)["strong"]
-    model = make(FixMatch, confidence=0.0, K=2)
+    model = decided(FixMatch, confidence=0.0, K=2)
     both = {**views, "strong": tf.concat([views["strong"], other], 0)}
     parts = [both["labeled"], both["weak"], both["strong"]]
     logits, _ = model.network.stateless_call(model.network.trainable_variables, model.network.non_trainable_variables,
@@ -208,7 +160,7 @@ def test_several_strong_views_average_their_losses():
 
 def test_one_update_is_nesterov_sgd_then_averages():
     """Against NumPy, over three updates; 1e-5 relative to the largest weight: float32 rounding."""
-    model, views = make(FixMatch, confidence=0.0, ema=0.9, lr=0.1), random_views()
+    model, views = decided(FixMatch, confidence=0.0, ema=0.9, lr=0.1), random_views()
     network = model.network
     velocity = [np.zeros(v.shape) for v in network.trainable_variables]
     for k in range(3):
@@ -237,7 +189,7 @@ def test_one_update_is_nesterov_sgd_then_averages():
 
 
 def test_alignment_average_is_read_before_this_batch_enters():
-    model, views = make(CSSL), random_views()
+    model, views = decided(CSSL), random_views()
     before = model.predictions.numpy()
     np.testing.assert_allclose(before, 0.1)
     _, weak, _ = forward(model, views)
@@ -248,17 +200,17 @@ def test_alignment_average_is_read_before_this_batch_enters():
 
 
 def test_class_prior_is_read_from_the_flag():
-    model = make(CSSL, p_unlabeled="1,1,1,1,1,1,1,1,1,11")
+    model = decided(CSSL, p_unlabeled="1,1,1,1,1,1,1,1,1,11")
     np.testing.assert_allclose(model.class_prior, [0.05] * 9 + [0.55], rtol=1e-6)
     with pytest.raises(ValueError, match="expected 10 non-negative numbers"):
-        make(CSSL, p_unlabeled="0.5,0.5")
+        decided(CSSL, p_unlabeled="0.5,0.5")
 
 
 def test_evaluated_model_is_averaged_weights_with_current_statistics():
-    model, views = make(FixMatch, confidence=0.0), random_views()
+    model, views = decided(FixMatch, confidence=0.0), random_views()
     for _ in range(3):
         model.train_on_views(views)
-    twin = make(FixMatch).network
+    twin = decided(FixMatch).network
     for target, source in zip(twin.trainable_variables, model.ema_weights, strict=True):
         target.assign(source)
     for target, source in zip(twin.non_trainable_variables, model.network.non_trainable_variables, strict=True):
@@ -269,9 +221,9 @@ def test_evaluated_model_is_averaged_weights_with_current_statistics():
 
 
 def test_whitening_normalises_every_forward_pass():
-    plain, views = make(FixMatch, confidence=0.0), random_views()
+    plain, views = decided(FixMatch, confidence=0.0), random_views()
     mean, deviation = np.float32([0.1, -0.2, 0.3]), np.float32([0.5, 1.5, 2.0])
-    model = make(FixMatch, confidence=0.0)
+    model = decided(FixMatch, confidence=0.0)
     model.image_statistics = mean, deviation
     white = {k: (v - mean) / deviation if v.shape.rank == 4 else v for k, v in views.items()}
     np.testing.assert_allclose(model.infer(views["weak"]), plain.infer(white["weak"]), rtol=1e-5, atol=1e-6)
@@ -280,18 +232,6 @@ def test_whitening_normalises_every_forward_pass():
 
 
 # From uint8 batches.
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load("digits.1@40-1", "/nowhere")
-
-
-def augmented(method, digits, augment="d.d.d", network=None, **options):
-    augmenter = Augmenter(augment, image_shape=digits.image_shape, mirror=digits.mirror, shift=digits.augmenter().shift,
-                          jit_compile=False)
-    return method(network or small_network(dropout=0.3), 10, options=method.Options(batch=4, uratio=3, **options),
-                  augmenter=augmenter, seed=7, total_images=4096)
-
 
 @pytest.mark.parametrize("augment", [pytest.param("d.d.d", marks=pytest.mark.slow), "d.d.rac", "x.x.x"])
 def test_steps_are_a_function_of_seed_and_step(digits, augment):
@@ -391,7 +331,7 @@ def test_a_step_reads_every_variable_once(digits, method, augment):
 # What a method may and may not do.
 
 def test_methods_are_keras_models():
-    model = make(CSSL)
+    model = decided(CSSL)
     assert isinstance(model, keras.Model) and isinstance(model, SSLModel) and issubclass(MeanTeacher, keras.Model)
 
 
@@ -439,7 +379,7 @@ def test_pseudo_label_monitors():
 
 
 def test_outputs_of_a_joint_pass():
-    model, views = make(FixMatch, K=2), random_views()
+    model, views = decided(FixMatch, K=2), random_views()
     views["strong"] = tf.concat([views["strong"], random_views(seed=9)["strong"]], 0)
     step = Step(model, tf.constant([1, 2], tf.int64), model.update.read())
     parts = model.forward_together(views, step, outputs=("embedding", "logits"))
@@ -475,13 +415,13 @@ def test_misuse_is_named(monkeypatch, alignment, misuse, message):
     monkeypatch.setattr(Misused, "uses_alignment", alignment)
     monkeypatch.setattr(Misused, "misuse", misuse, raising=False)
     with pytest.raises(ValueError, match=message):
-        make(Misused).train_on_views(random_views())
+        decided(Misused).train_on_views(random_views())
 
 
 def test_a_bare_loss_is_named(monkeypatch):
     monkeypatch.setattr(Misused, "compute_losses", lambda self, views, step: tf.zeros([]))
     with pytest.raises(UserError, match="compute_losses of Misused returns .*; expected LossOutput"):
-        make(Misused).train_on_views(random_views())
+        decided(Misused).train_on_views(random_views())
 
 
 def test_a_plain_classifier_has_no_other_outputs(digits):

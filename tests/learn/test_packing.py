@@ -9,7 +9,7 @@ from helpers import devices_of, kernels_of_loop, strategy_of
 
 from cssl import CSSL, MeanTeacher, MetaPseudoLabels
 from cssl.enaet import EnAET
-from libml import data, networks
+from libml import networks
 from libml.augment import Augmenter
 from libml.config import RunConfig
 from libml.devices.distribute import POLICIES
@@ -104,11 +104,6 @@ def test_states_there_and_back(method):
         np.testing.assert_array_equal(ours, wanted)
     for vectors in (packed.weights, packed.slots):  # what is updated together has one layout
         assert {v.shape[0] for v in vectors} <= {v.shape[0] for v in packed.weights}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load("digits.1@40-1", ".")
 
 
 def trainer(model, digits, folder, **settings):

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_model import align, make, skew
+from models import align, decided, skew
 
 from cssl.cssl import CSSL
 from cssl.fixmatch import FixMatch
@@ -13,7 +13,7 @@ from libml.train import FOLLOWED, TEST_SAMPLE
 
 @pytest.mark.parametrize("reference, bound", [("raw", 0.0), ("aligned", 0.3)])
 def test_credal_sets(reference, bound):
-    model = make(CSSL, reference=reference, alpha_bound=bound)
+    model = decided(CSSL, reference=reference, alpha_bound=bound)
     p_model = skew(model)
     q = np.random.RandomState(0).dirichlet(np.full(10, 0.3), 40).astype(np.float32)
     a = align(q.astype(np.float64), p_model)
@@ -25,7 +25,7 @@ def test_credal_sets(reference, bound):
 
 
 def test_other_methods_have_none():
-    assert make(FixMatch).credal_sets(tf.zeros([2, 16, 16, 3]), np.full((2, 10), 0.1, np.float32)) == {}
+    assert decided(FixMatch).credal_sets(tf.zeros([2, 16, 16, 3]), np.full((2, 10), 0.1, np.float32)) == {}
 
 
 def test_what_a_run_stores(program, tmp_path):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_continues, strategy_of
+from classic import BATCH, CLASSES, SEED, TOLERANCE, make, views_of
+from helpers import assert_continues, cross_entropy, kl, sharpen, softmax, spy, strategy_of
 from PIL import Image, ImageEnhance
-from test_baselines import BATCH, CLASSES, SEED, TOLERANCE, cross_entropy, kl, make, sharpen, softmax, spy, views_of
 
 from cssl import cli
 from cssl.enaet import EnAET

@@ -5,7 +5,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_model import augmented, digits, forward, make, random_views, softmax  # noqa: F401 - digits is a fixture
+from helpers import softmax
+from models import augmented, decided, forward, random_views
 
 from cssl.fixmatch import FixMatch
 from cssl.remixmatch import ReMixMatch
@@ -116,7 +117,7 @@ def teacher_logits(model, images, training):
 @pytest.mark.parametrize("kind", ["moving", "batch"])
 @pytest.mark.parametrize("K", [1, 2])
 def test_teacher(kind, K):
-    model, views = make(FixMatch, teacher=kind, confidence=0.0, K=K), random_views()
+    model, views = decided(FixMatch, teacher=kind, confidence=0.0, K=K), random_views()
     views["strong"] = tf.tile(views["strong"], [K, 1, 1, 1]) * tf.reshape(tf.linspace(1.0, 0.5, 12 * K), [-1, 1, 1, 1])
     for i, average in enumerate(model.ema_weights):
         average.assign(average + 0.1 * tf.random.stateless_normal(average.shape, [5, i]))
@@ -149,10 +150,10 @@ def test_a_teacher_without_memory_is_the_student(kind, anchoring):
 
 def test_sharpening_hard():
     views = random_views()
-    _, weak, strong = forward(make(FixMatch), views)
+    _, weak, strong = forward(decided(FixMatch), views)
     q, sharp = softmax(weak), softmax(weak / 0.5)
     threshold = float(np.median(sharp.max(1)))
-    model = make(FixMatch, T=0.5, confidence=threshold)
+    model = decided(FixMatch, T=0.5, confidence=threshold)
     mask = sharp.max(1) >= threshold
     assert (mask != (q.max(1) >= threshold)).any()  # T changes the mask
     expected = np.mean(-np.log(softmax(strong)[np.arange(12), q.argmax(1)]) * mask)  # but not the label
@@ -161,10 +162,10 @@ def test_sharpening_hard():
 
 def test_sharpening_soft():
     views = random_views()
-    _, weak, strong = forward(make(FixMatch), views)
+    _, weak, strong = forward(decided(FixMatch), views)
     q, sharp = softmax(weak), softmax(weak / 0.5)
     threshold = float(np.median(q.max(1)))
-    model = make(FixMatch, T=0.5, target="soft", confidence=threshold)
+    model = decided(FixMatch, T=0.5, target="soft", confidence=threshold)
     expected = np.mean(-(sharp * np.log(softmax(strong))).sum(1) * (q.max(1) >= threshold))
     scalars = model.train_on_views(views)
     np.testing.assert_allclose(scalars["losses/xeu"], expected, rtol=1e-5)
@@ -185,7 +186,7 @@ def test_limits_of_sharpening():
 
 @pytest.mark.parametrize("anchoring", ["weak.strong", "weak.weak", "strong.strong", "strong.weak"])
 def test_anchoring(anchoring):
-    views, model = random_views(), make(FixMatch, anchoring=anchoring, confidence=0.0)
+    views, model = random_views(), decided(FixMatch, anchoring=anchoring, confidence=0.0)
     logits = dict(zip(("labeled", "weak", "strong"), forward(model, views), strict=True))
     guess, trained = (logits[name] for name in anchoring.split("."))
     label = guess.argmax(1)

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT
-from test_methods import BATCH, CLASSES, SHAPE, PlainEmbedding, make, residual_net, views_of
+from helpers import ROOT, softmax
+from models import BATCH, CLASSES, SHAPE, PlainEmbedding, make, residual_net, views_of
 
 import cssl
 from cssl import cli
@@ -42,11 +42,6 @@ SEED = tf.constant([7, 8], tf.int64)
 
 def logits(p):
     return tf.constant(np.log(p), tf.float32)
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def model_of(method, classes=3, sizes=(3, 10), calibration=None, network=None, batch=2, uratio=1, **options):

@@ -7,11 +7,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from helpers import assert_continues, assert_two_replicas_meet_rarely, strategy_of
+from models import (
+    BATCH,
+    CLASSES,
+    SEED,
+    Plain,
+    PlainEmbedding,
+    assert_states_agree,
+    joined,
+    make,
+    on_two_replicas,
+    residual_net,
+    state_of,
+    views_of,
+)
 
 import cssl
 from cssl import FlexMatch
-from libml import networks, train
+from libml import train
 from libml.augment import gpu
 from libml.config import describe
 from libml.devices import distribute
@@ -115,94 +128,6 @@ def test_another_start_on_two_replicas_continues(tmp_path, program):
 
 # Replicas.
 
-SHAPE, CLASSES, BATCH, SEED = (8, 8, 3), 5, 4, tf.constant([7, 8], tf.int64)
-
-
-def residual_net():
-    return networks.build("resnet", num_classes=CLASSES, image_shape=SHAPE, filters=4, repeat=1, scales=1, dropout=0.3,
-                        seed=1)
-
-
-class Plain(keras.Model):
-    """A network that treats every image by itself."""
-
-    def __init__(self, seed=1):
-        super().__init__()
-        self.hidden = keras.layers.Dense(6, activation="tanh", kernel_initializer=keras.initializers.GlorotNormal(seed))
-        self.classifier = keras.layers.Dense(CLASSES, kernel_initializer=keras.initializers.GlorotNormal(2))
-        self.hidden.build((None, np.prod(SHAPE)))
-        self.classifier.build((None, 6))
-        self.built = True
-
-    def call(self, images, training=False):
-        return self.classifier(self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)])))
-
-
-def make(method, network, replicas=1, **arguments):
-    """A model, its unlabelled weight full from the start; options as the method declares them."""
-    options = {name: value for name, value in dict(uratio=2, warmup_pos=0.0, warmup_kimg=0.0, K=1, mc_passes=3).items()
-               if name in describe(method.Options)}
-    images = np.random.RandomState(9).randint(0, 256, (7, *SHAPE)).astype(np.uint8)
-    return method(network(), CLASSES, options=method.Options(batch=BATCH * replicas, **options), total_images=1000,
-                  **{"set_sizes": (12, 40), "calibration": (images, np.arange(7) % CLASSES), **arguments})
-
-
-def views_of(model, seed):
-    generator = np.random.RandomState(seed)
-    weak, strong = model.views_per_image if model.uses_unlabeled else (0, 0)
-    sizes = {"labeled": BATCH, "weak": 2 * BATCH * weak, "strong": 2 * BATCH * strong}
-    views = {name: tf.constant(generator.uniform(-1, 1, (n, *SHAPE)).astype(np.float32))
-             for name, n in sizes.items() if n}
-    if model.strong_labeled_too:
-        views["labeled_strong"] = views["labeled"] + 0.1
-    if model.weak_again:
-        views["weak_again"] = views["weak"][:BATCH] - 0.1
-    positions = np.random.RandomState(seed // 10).permutation(40).astype(np.int32)[seed % 10 * 2 * BATCH:][:2 * BATCH]
-    return views | {"label": tf.constant(generator.randint(0, CLASSES, BATCH), tf.int32),
-                    "labeled_index": tf.constant(generator.randint(0, 12, BATCH), tf.int32),
-                    "unlabeled_index": tf.constant(positions)}
-
-
-def joined(model, halves):
-    """The whole batch: views of one kind stay together."""
-    weak, strong = model.views_per_image if model.uses_unlabeled else (0, 0)
-    kinds = {"labeled": 1, "labeled_strong": 1, "label": 1, "weak": weak, "strong": strong, "labeled_index": 1,
-             "unlabeled_index": 1}
-    return {name: tf.concat([part for k in range(kinds[name]) for part in
-                             (tf.split(half[name], kinds[name])[k] for half in halves)], 0) for name in halves[0]}
-
-
-def on_two_replicas(method, network, *updates, rarely=False, **arguments):
-    """The state after updates on two replicas, each with its half of the views.
-
-    From a checkpoint they go on to the same bits as before; if `rarely`, they meet no more often than they must.
-    """
-    strategy = strategy_of(2)
-    with strategy.scope():
-        model = make(method, network, replicas=2, **arguments)
-    train = tf.function(lambda views: strategy.run(model.train_on_views, args=(views,)), autograph=False)
-    updates = [strategy.experimental_distribute_values_from_function(
-        lambda context, halves=halves: halves[context.replica_id_in_sync_group]) for halves in updates]
-    if rarely:
-        assert_two_replicas_meet_rarely(method, train.get_concrete_function(updates[0]).graph.as_graph_def())
-    for halves in updates:
-        train(halves)
-    reached = state_of(model)
-    assert_continues(model, lambda: train(updates[-1]))
-    return reached
-
-
-def state_of(model):
-    return [v.numpy() for v in tf.nest.flatten(model.checkpoint_items())]
-
-
-def assert_states_agree(found, wanted, before, atol=1e-7):
-    assert len(found) == len(wanted)
-    for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=atol)
-    assert any(np.abs(new - old).max() > 1e-6 for new, old in zip(wanted, before, strict=True))
-
-
 def averaged(single, halves):
     """The state after an update of one replica by the mean of what it finds in two halves of a batch."""
     key = tf.constant([0, 0], tf.int64)
@@ -232,20 +157,6 @@ def test_two_replicas_average_two_single_ones(module):
     atol = 2e-5 if module == "vat" else 1e-7
     assert_states_agree(on_two_replicas(method, network, halves, rarely=True), averaged(single, halves), before,
                         atol)
-
-
-class PlainEmbedding(Plain):
-    """The same with its hidden layer as the embedding, the image as the map, and dropout that drops nothing."""
-
-    map_shape = SHAPE
-
-    def twin(self, seed):
-        return PlainEmbedding(seed % 1000)
-
-    def call(self, images, training=False, seed=None, outputs=None, mc_dropout=False, embedding_dropout=0.0):
-        embedding = self.hidden(tf.reshape(images, [-1, np.prod(SHAPE)]))
-        found = {"logits": self.classifier(embedding), "embedding": embedding, "map": images}
-        return found["logits"] if outputs is None else tuple(found[name] for name in outputs)
 
 
 # Replicas draw other numbers than one alone.

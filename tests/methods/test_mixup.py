@@ -2,21 +2,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_baselines import (
-    BATCH,
-    CLASSES,
-    SIDE,
-    TOLERANCE,
-    assert_statistics_of,
-    cross_entropy,
-    make,
-    passes,
-    run,
-    sharpen,
-    softmax,
-    spy,
-    views_of,
-)
+from classic import BATCH, CLASSES, SIDE, TOLERANCE, assert_statistics_of, make, passes, run, views_of
+from helpers import cross_entropy, sharpen, softmax, spy
 
 from cssl import cli
 from cssl.defixmatch import DeFixMatch

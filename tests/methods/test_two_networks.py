@@ -3,8 +3,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_continues, strategy_of
-from test_baselines import BATCH, CLASSES, SEED, SIDE, TOLERANCE, cross_entropy, make, softmax, views_of
+from classic import BATCH, CLASSES, SEED, SIDE, TOLERANCE, make, views_of
+from helpers import assert_continues, cross_entropy, softmax, strategy_of
 
 from cssl.meta_pseudo_labels import MetaPseudoLabels
 from libml import networks

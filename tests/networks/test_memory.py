@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_pretrained import SMALL, tiny
+from models import SMALL, tiny
 
 import cssl
 from cssl import CSSL, FixMatch, RunConfig, from_arrays

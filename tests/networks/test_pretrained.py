@@ -7,7 +7,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_methods import CLASSES, SHAPE, assert_states_agree, joined, make, on_two_replicas, state_of, views_of
+from models import (
+    CLASSES,
+    SHAPE,
+    SMALL,
+    assert_states_agree,
+    joined,
+    make,
+    on_two_replicas,
+    state_of,
+    tiny,
+    views_of,
+)
 
 import cssl
 from cssl.cssl import CSSL
@@ -22,31 +33,11 @@ from libml.learn.model import SSLModel
 from libml.learn.step import LossOutput
 from libml.networks import applications, builder, layers
 
-SMALL = "keras:MobileNet,alpha=0.1"
 SEED = tf.constant([3, 4], tf.int64)
 
 
 def images(n=6, seed=0, shape=SHAPE):
     return np.random.default_rng(seed).uniform(-1, 1, (n, *shape)).astype(np.float32)
-
-
-def tiny(rate=0.5, momentum=0.75, sync=False, stride=1):
-    """What the real ones are made of, small: nested models, all kinds of convolution, stochastic depth, statistics."""
-    inputs = keras.Input(SHAPE)
-    x = keras.layers.Normalization()(keras.layers.Rescaling(1 / 127.5)(inputs))
-    x = keras.layers.Conv2D(6, 1, stride, padding="same")(x)
-    x = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.BatchNormalization(), keras.layers.ReLU()])(x)
-    y = keras.layers.SeparableConv2D(6, 3, padding="same")(keras.layers.DepthwiseConv2D(3, padding="same")(x))
-    y = keras.layers.Dropout(rate, (None, 1, 1, 1), seed=1)(keras.layers.BatchNormalization()(y))
-    body = keras.Model(inputs, keras.layers.Add()([x, y]), name="tiny")
-    rng = np.random.RandomState(1)
-    for v in body.weights:
-        if "kernel" in v.name:
-            v.assign(rng.normal(0, 0.5, v.shape))
-    for layer in builder._layers(body):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.momentum, layer.synchronized = momentum, sync
-    return builder.Application(layers.Factory(1, 0, False), body, lambda x: x, num_classes=CLASSES, dropout=0.3)
 
 
 def states(network):

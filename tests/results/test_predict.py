@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ENVIRONMENT, ROOT
+from helpers import softmax
 from PIL import Image
 
 import cssl
@@ -38,11 +39,6 @@ def predictions(shipped):
 
 def rows(text: str) -> list[dict]:
     return list(csv.DictReader(io.StringIO(text)))
-
-
-def softmax(z: np.ndarray) -> np.ndarray:
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def test_files_get_the_probabilities_of_the_last_report(shipped, predictions):
