@@ -24,7 +24,7 @@ TOP = {
 # Imports within functions, against the arrows: what they need is slow to start, or imports them in turn.
 LATE = {
     ("libml.run", "libml.experiment"), ("libml.run", "libml.features"), ("libml.run", "libml.results"),
-    ("libml.results", "libml.experiment"), ("libml.learn", "libml.devices"), ("libml.learn", "libml.results")}
+    ("libml.results", "libml.experiment"), ("libml.learn", "libml.results")}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:

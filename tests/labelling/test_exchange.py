@@ -3,7 +3,7 @@ import json
 import os
 
 import pytest
-from helpers import make_images
+from helpers import make_images, round_of
 
 from libml.errors import UserError
 from libml.labelling import exchange
@@ -101,8 +101,6 @@ def test_other_json_is_one_line(session, tmp_path, text):
 
 
 def test_predictions_go_along_in_their_order(session, tmp_path):
-    from test_server import round_of
-
     now = round_of(session)
     exchange.write(session, tmp_path / "tasks.json", now)
     tasks = json.loads((tmp_path / "tasks.json").read_text())

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import round_of
 from PIL import Image
 
 from libml.errors import UserError
 from libml.labelling.estimate import Point
-from libml.labelling.learner import Learner, Round
+from libml.labelling.learner import Learner
 from libml.labelling.server import LARGEST, Labelling, Server, is_own_name
 from libml.labelling.session import Session
 
@@ -29,15 +30,6 @@ def session(tmp_path):
     (folder / "broken.png").write_bytes(b"\x89PNG nothing")
     (folder / "<img src=x onerror=alert(1)>.png").write_bytes((folder / "00.png").read_bytes())
     return Session(folder, ["cat", "dog"])
-
-
-def round_of(session: Session) -> Round:
-    """What a model would say: of even images cat, surer of later ones."""
-    numbers = np.arange(len(session.names))
-    p = np.linspace(0.5, 0.99, len(numbers))
-    probabilities = np.where((numbers % 2 == 0)[:, None], np.stack([p, 1 - p], 1), np.stack([1 - p, p], 1))
-    return Round(10, ["cat", "dog"], numbers, {n: n for n in range(len(numbers))}, probabilities, 1 - p,
-                 [n for n in range(len(numbers) - 1, -1, -1) if not session.random[n]])
 
 
 @pytest.fixture
