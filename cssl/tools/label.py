@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import cssl
@@ -42,14 +43,15 @@ def run_flags(args: argparse.Namespace) -> dict:
     """Returns the options of a run that those flags mean."""
     given = {"features": args.features, "weights": args.weights, "image_size": args.image_size,
              "data_dir": args.data_dir and str(Path(args.data_dir).resolve())}
-    return {name: value for name, value in given.items() if value} | ({"mirror": False} if args.nomirror else {})
+    return {name: value for name, value in given.items() if value not in (None, "")} | (
+        {"mirror": False} if args.nomirror else {})
 
 
 def points(text: str) -> float:
-    """Returns a number of 0 to 100; argparse says what came in its place."""
-    if not 0 <= (value := float(text)) <= 100:
-        raise ValueError
-    return value
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) <= 100:
+            return value
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 0 to 100")
 
 
 def free_folder(wanted: Path) -> Path:
@@ -64,8 +66,8 @@ def finish(session: Session, options: dict, further: Sequence[str], output: Path
     known = [decision for n, decision in session.all().items() if n not in session.unreadable]
     trained = {decision.label for decision in known if decision.split == "train"}
     if len(trained) < 2:
-        raise UserError(f"{len(trained)} classes have labels to train on ({', '.join(trained) or 'none'}); a "
-                        "classifier needs two. Label more.")
+        raise UserError(f"{f'Only {min(trained)!r}' if trained else 'No class'} has labels to train on; a classifier "
+                        "needs two classes. Label more.")
     if only := {decision.label for decision in known if decision.label} - trained:
         raise UserError(f"The class {min(only)!r} has labels for measuring alone, none to train on. Label another "
                         "image of it, or merge it with another class.")

@@ -94,8 +94,8 @@ def findings(heads: Heads, numbers: np.ndarray, known: dict[int, Decision], name
                                  f"others), they say {classes[c]}", suggested=classes[c])
                          for i, c, p in contradicted(normal, y)), key=lambda finding: finding.score)
         if len(at) > NEAREST:
-            p_values = strangeness(vectors, vectors[at])
-            strange = [i for i in kept if p_values[i] <= STRANGE and i not in set(at.tolist())]
+            p_values, labelled_rows = strangeness(vectors, vectors[at]), set(at.tolist())
+            strange = [i for i in kept if p_values[i] <= STRANGE and i not in labelled_rows]
             found += sorted((Finding(int(numbers[i]), "strange", float(p_values[i]), "unlike any labelled image: p = "
                                      f"{p_values[i]:.3f}") for i in strange), key=lambda finding: finding.score)
     pairs = []

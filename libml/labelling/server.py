@@ -28,7 +28,7 @@ from libml.errors import UserError, printable
 from libml.labelling import estimate
 from libml.labelling.audit import Audit
 from libml.labelling.learner import Learner
-from libml.labelling.session import Session, checked_class, next_images
+from libml.labelling.session import NotWritten, Session, checked_class, next_images
 from libml.writing import writing
 
 LARGEST = 1 << 20  # bytes of a request's body
@@ -45,6 +45,7 @@ class Labelling:
         self.session, self.learner = session, learner
         self.enough = enough_gain, enough_accuracy
         self.audit = Audit(session, learner)
+        self._decoding = threading.Semaphore(2)  # an image may take half a gigabyte before it is refused
         self._estimate: tuple[object, dict] = None, {}
         self._finish, self.finishing, self.finished = finish, "", ""
         self.started = secrets.token_hex(4)  # by which a page knows that the numbers of images are others
@@ -165,7 +166,7 @@ class Labelling:
             path = self.session.path(n)
             if not path.is_file():  # a pipe would never end
                 raise OSError("it is gone, or no file")
-            with warnings.catch_warnings(), Image.open(path) as image:
+            with self._decoding, warnings.catch_warnings(), Image.open(path) as image:
                 warnings.simplefilter("ignore")
                 image.draft("RGB", (side, side))  # JPEG files decode at a fraction of their size
                 shown = sources.upright(image)
@@ -203,8 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(404, b'{"error": "Open the address that cssl-label printed."}', "application/json")
                 return
             self._send(200, *handle(path, parse_qs(parts.query)))
-        except UserError as error:
-            self._send(400, json.dumps({"error": str(error)}).encode(), "application/json")
+        except UserError as error:  # what could not be written, the page sends again
+            self._send(503 if isinstance(error, NotWritten) else 400, json.dumps({"error": str(error)}).encode(),
+                       "application/json")
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
             self.close_connection = True
         except Exception as error:  # of ours: the page goes on

@@ -24,6 +24,10 @@ NAME = 200  # letters of a class's name, at most
 HIDDEN = ".cssl-label"  # a folder for the lock and the classes
 
 
+class NotWritten(UserError):
+    """Labels cannot be written now; nothing has changed, and they may be written later."""
+
+
 class Decision(NamedTuple):
     """What a person said of an image."""
 
@@ -103,8 +107,10 @@ class Session:
             with writing(self.file):
                 self._seen = None
             return
-        self._seen = _state(self.file)
         try:
+            if not self.file.is_file():
+                raise OSError("it is no file")
+            self._seen = _state(self.file)
             rows = list(csv.reader(io.StringIO(self.file.read_text(encoding="utf-8-sig")), strict=True))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"{self.file} cannot be read as CSV ({error}). Bring it back, or name another file with "
@@ -112,8 +118,8 @@ class Session:
         header = tuple(cell.strip() for cell in rows[0]) if rows else COLUMNS
         if not {"file", "label"} <= set(header) <= set(COLUMNS) or len(set(header)) < len(header):
             raise UserError(f"{self.file} begins with {','.join(header)[:80]!r}; expected the columns "
-                            f"{','.join(COLUMNS)}, of which the last two may be left out. Name another file with "
-                            "--labels.")
+                            f"{','.join(COLUMNS)} with commas between, of which the last two may be left out. Name "
+                            "another file with --labels.")
         for line, row in enumerate(rows[1:], 2):
             cells = dict(zip(header, map(str.strip, row), strict=False))
             name, label, split = (cells.get(key, "") for key in COLUMNS[:3])
@@ -168,6 +174,9 @@ class Session:
                     self.decided[n] = decision
             try:
                 self._write()
+            except UserError as error:
+                self.decided = order
+                raise NotWritten(str(error)) from error
             except BaseException:
                 self.decided = order
                 raise

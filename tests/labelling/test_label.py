@@ -34,8 +34,9 @@ def flags(digits, *more):
     (["nowhere"], "There is no folder nowhere"), (["empty"], "holds no image"),
     (["one", "--port=70000"], "Cannot serve"), (["one", "--features=vgg"], "--features=vgg"),
     (["one", "--features=keras:Nothing"], "Nothing"), (["one", "--classes=a\nb"], "one line of text"),
-    (["one", "--read=none.json"], "none.json cannot be read"), (["one", "--finish"], "needs two"),
-    (["one", "--enough_gain=nan"], "invalid points value: 'nan'"), (["one", "--enough_accuracy=101"], "'101'"),
+    (["one", "--read=none.json"], "none.json cannot be read"), (["one", "--finish"], "needs two classes"),
+    (["one", "--enough_gain=nan"], "got 'nan', expected a number from 0 to 100"),
+    (["one", "--enough_accuracy=101"], "got '101'"), (["one", "--image_size=0"], "--image_size=0"),
     (["one", "--order=best"], "invalid choice"), (["one", "--labels=bad.csv"], "bad.csv begins with")])
 def test_bad_input_is_one_line(program, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)

@@ -217,7 +217,7 @@ def test_bodies_are_limited_and_of_one_type(served):
     assert ask(served, "state", method="DELETE")[0] == 501
 
 
-def test_a_full_disk_is_told_and_nothing_is_acknowledged(served, session, monkeypatch):
+def test_a_full_disk_is_told_and_the_label_can_be_sent_again(served, session, monkeypatch):
     from libml.labelling import session as sessions
 
     def full(*_, **__):
@@ -225,7 +225,9 @@ def test_a_full_disk_is_told_and_nothing_is_acknowledged(served, session, monkey
 
     monkeypatch.setattr(sessions, "write_text", full)
     status, _, answer = ask(served, "do", {"act": "label", "files": ["00.png"], "label": "cat"})
-    assert status == 400 and "No space left" in answer["error"] and not session.decided
+    assert status == 503 and "No space left" in answer["error"] and not session.decided
+    monkeypatch.undo()
+    assert ask(served, "do", {"act": "label", "files": ["00.png"], "label": "cat"})[2]["labelled"] == 1
 
 
 @pytest.mark.parametrize("host, local, own", [

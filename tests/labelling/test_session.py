@@ -234,6 +234,12 @@ def test_a_file_that_a_spreadsheet_has_saved_is_read(folder):
     assert session.decided == {0: ("cat", "train", "order"), 1: ("dog", "test", "random")}
 
 
+def test_a_pipe_is_no_file_of_labels(folder):
+    os.mkfifo(folder / "labels.csv")
+    with pytest.raises(UserError, match="it is no file"):
+        Session(folder)
+
+
 def test_folders_whose_names_have_blanks_around_are_classes(tmp_path):
     session = Session(make_images(tmp_path / "own", ["train/ cat/1.png", "train/dog /2.png", "excluded/dog/3.png"]))
     assert session.counts() == {"cat": 1, "dog": 1}
