@@ -89,8 +89,8 @@ class Session:
             name = path.relative_to(self.folder).as_posix()
             (names if name.isprintable() and name == name.strip() else odd).append(name)
         if odd:
-            self.notes.append(f"Not used are {len(odd)} images whose names a CSV file cannot hold: {odd[0]!r}"
-                              f"{', …' * (len(odd) > 1)}")
+            self.notes.append(f"Not used: {len(odd)} image{'s' * (len(odd) > 1)} whose names a CSV file cannot hold: "
+                              f"{odd[0]!r}{', …' * (len(odd) > 1)}")
         if not names:
             raise UserError(f"{self.folder} holds no image ({', '.join(sorted(files.IMAGE_SUFFIXES))}).")
         given: dict[int, Decision] = {}

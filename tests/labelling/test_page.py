@@ -167,7 +167,10 @@ def test_from_no_label_to_predictions(images, page, browser):
     saved(browser, 17)
     assert rows(images)[:15] == kept and all(row["label"] == row["file"][-5] for row in rows(images))
     until(browser, lambda: "learned from" in text(browser, "learning"), "a model")
-    label(browser, 13)
+    label(browser, 12)
+    until(browser, lambda: browser.find_element(By.ID, "image").is_displayed(), "its picture")
+    browser.find_element(By.CSS_SELECTOR, f"[data-name='{text(browser, 'name')[-5]}']").click()
+    assert browser.execute_script("return document.activeElement === document.body")  # space is for the suggestion
     saved(browser, 30)
     assert [row["by"] for row in rows(images)].count("random") == 3
 

@@ -200,7 +200,7 @@ def test_names_that_a_row_cannot_hold_are_left_out_and_told(tmp_path):
     folder = make_images(tmp_path / "odd", ["a.png", "b\n.png", " c.png", "<img onerror=x>.png", "d,\"e\".png"])
     session = Session(folder, ["cat"])
     assert session.names == ["<img onerror=x>.png", "a.png", "d,\"e\".png"]
-    assert "2 images whose names a CSV file cannot hold" in session.notes[0]
+    assert "Not used: 2 images whose names a CSV file cannot hold" in session.notes[0]
     session.label([2], "cat", "order")
     assert Session(folder).decided == session.decided
 
