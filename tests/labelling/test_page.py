@@ -168,6 +168,7 @@ def test_from_no_label_to_predictions(images, page, browser):
     assert rows(images)[:15] == kept and all(row["label"] == row["file"][-5] for row in rows(images))
     until(browser, lambda: "learned from" in text(browser, "learning"), "a model")
     label(browser, 12)
+    saved(browser, 29)
     until(browser, lambda: browser.find_element(By.ID, "image").is_displayed(), "its picture")
     browser.find_element(By.CSS_SELECTOR, f"[data-name='{text(browser, 'name')[-5]}']").click()
     assert browser.execute_script("return document.activeElement === document.body")  # space is for the suggestion
