@@ -26,7 +26,7 @@ from libml.augment import to_float
 from libml.augment.augmenter import Augmenter
 from libml.config import OWN, RunConfig, parse_views
 from libml.data import DataFacts, SSLData, cache, files, from_arrays
-from libml.data.sets import DEFAULT_DATA_DIR, Embedding, twins
+from libml.data.sets import DEFAULT_DATA_DIR, Embedding, twins, with_twins_of_valid
 from libml.data.sources import Told
 from libml.devices import distribute
 from libml.errors import UserError
@@ -190,6 +190,7 @@ def from_features(features: np.ndarray, labels: np.ndarray, test_features: np.nd
     blanks = [np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (len(x), 1, 1, 3)) for x in (vectors, test)]
     data = from_arrays(blanks[0], classes[last], blanks[1], test_labels, name=name, **settings)
     data = replace(data, notes=[*data.notes, *twins(vectors[:, 0], test[:, 0])])
+    data = with_twins_of_valid(data, vectors[last, 0])
     return _with_features(data, {"features": vectors[last, :, 0], "test_features": test[:, :, 0]}, feature_views)
 
 

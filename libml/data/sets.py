@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -293,6 +294,9 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     What you write into the arrays later changes nothing here: images are copied, but for read-only arrays. So give
     large ones as `np.load(file, mmap_mode="r")`, which stay on the disk.
     """
+    if any(isinstance(array, np.ma.MaskedArray) for array in (images, labels, test_images, test_labels)):
+        raise UserError("Images or labels are a masked array, whose mask would be lost; expected one without (a label "
+                        "of -1: none).")
     labels, test_labels = np.asarray(labels), np.asarray(test_labels)
     for array in (labels, test_labels):
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -336,16 +340,27 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     split = parse_name(f"{name}.{seed}@{'all' if num_labels is None else num_labels}-{valid}")
     if not split.is_arrays or "/" in name:
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME, where NAME has no slash.")
-    return make_split(source, split)
+    data = make_split(source, split)
+    return with_twins_of_valid(data, images) if known else data
 
 
-def twins(images: np.ndarray, test_images: np.ndarray) -> list[str]:
-    """Returns a line about test images, if any, with the same bytes as training images."""
-    known = {hash(image.tobytes()) for image in images}
-    if not (count := sum(hash(image.tobytes()) in known for image in test_images)):
-        return []
-    return [f"{count} of the {len(test_images)} test images have the same bytes as training images: the result will be "
-            "too good."]
+def twins(images: Iterable[np.ndarray], others: Iterable[np.ndarray], part: str = "test") -> list[str]:
+    """Returns a line about images of another part, if any, with the same bytes as training images."""
+    return _twins(*([hash(image.tobytes()) for image in array] for array in (images, others)), part)
+
+
+def with_twins_of_valid(data: SSLData, images: np.ndarray) -> SSLData:
+    """Returns the data with that line about its validation images, if there are any; `images` or their features."""
+    found = twins((images[i] for i in data.unlabeled), images[data.valid], "validation") if data.num_valid else []
+    return replace(data, notes=[*data.notes, *found])
+
+
+def _twins(contents: Iterable[int], others: Sequence[int], part: str) -> list[str]:
+    known = set(contents)
+    count = sum(content in known for content in others)
+    harm = "the result" if part == "test" else "validation scores, and sets calibrated with them,"
+    return [f"{count} of the {len(others)} {part} images have the same bytes as training images: {harm} will be too "
+            "good."] if count else []
 
 
 def _own_images(given: np.ndarray) -> np.ndarray:
@@ -397,6 +412,9 @@ def make_split(source: sources.Source, name: DatasetName) -> SSLData:
     if unknown:
         notes.append(f"{unknown} labelled images of {name} are unlabelled ones that count as class 0, as in the "
                      "original program; only stl10 with 1000 labels uses the dataset's own labelled folds.")
+    if not published and source.contents is not None:
+        contents = source.contents[0]
+        notes += _twins(contents[order[num_valid:]].tolist(), contents[order[:num_valid]].tolist(), "validation")
     shared = np.intersect1d(order[:num_valid], labeled).size
     if shared and num_valid > 1:
         notes.append(f"{shared} of the {num_valid} validation images of {name} are labelled training images too, as "

@@ -42,6 +42,12 @@ def _check_count(function: str, name: str, count: object) -> None:
         raise UserError(f"{function} got {name}={count!r}; expected a whole number from 1 up.")
 
 
+def _check_pairs(batches: tf.data.Dataset) -> None:
+    if isinstance(batches.element_spec, tuple) and len(batches.element_spec) > 2:
+        raise UserError(f"Batches have {len(batches.element_spec)} parts; expected images and labels: scores take no "
+                        "weights.")
+
+
 def _check_arguments(cls: type[KerasModel], given: dict[str, Any]) -> None:
     """Raises UserError for arguments that would fail, or go wrong, in the middle of training."""
     for name, fits, wanted in (
@@ -76,7 +82,7 @@ class Optimizer:
 
     @property
     def learning_rate(self):
-        return self._model.learning_rate(self._model.updates * self._model.options.batch)
+        return self._model.rate_after(self._model.updates, self._model.learning_rate)
 
     @learning_rate.setter
     def learning_rate(self, value):
@@ -214,6 +220,7 @@ class KerasModel(_KerasModel):
         if isinstance(data, tf.data.Dataset):
             if steps is None and _is_endless(data):
                 raise UserError("The validation data never end: say how many batches to take, with validation_steps.")
+            _check_pairs(data)
             logits, labels = self._predict_dataset(data.take(1))
             self._checked_labels(labels, len(logits))
             return data
@@ -308,6 +315,7 @@ class KerasModel(_KerasModel):
         """Returns logits [N, classes] of the averaged model for `x`, uint8 images or floats in [-1, 1]: an array or a
         tf.data.Dataset of batches (of images, or of tuples that begin with them); the rest as Keras has it."""
         _check_count("predict", "batch_size", batch_size)
+        _check_count("predict", "steps", steps)
         if isinstance(x, tf.data.Dataset):
             return self._predict_dataset(x, steps)[0]
         return super().predict(self._checked(x), batch_size=batch_size, verbose=verbose, steps=steps, **arguments)
@@ -338,9 +346,11 @@ class KerasModel(_KerasModel):
             raise UserError(f"evaluate got {'labels beside a dataset' if sample_weight is None else 'sample_weight'}; "
                             "expected images and labels, or a dataset of both.")
         if isinstance(x, tf.data.Dataset):
+            _check_pairs(x)
             logits, y = self._predict_dataset(x, steps)
         else:
-            logits = self.predict(x, batch_size=256 if batch_size is None else batch_size, verbose=verbose)
+            logits = self.predict(x, batch_size=256 if batch_size is None else batch_size, verbose=verbose, steps=steps)
+            y = self._checked_labels(y, len(x))[:len(logits)]  # with `steps`, those of the first batches
         labels = self._checked_labels(y, len(logits))
         from libml.results import metrics
 

@@ -59,7 +59,7 @@ class SSLModel(KerasModel):
         num_classes: C.
         options: an instance of the class's `Options`.
         augmenter: makes the views (`SSLData.augmenter`); None when only `train_on_views` is used.
-        total_images: horizon of the learning-rate schedule, in labelled images.
+        total_images: horizon of the learning-rate schedule, in labelled images; the rate stays as it is there.
         seed: of everything random in training.
         image_statistics: per-channel mean and standard deviation to whiten with, or None.
         loss_scaling: scales the loss dynamically, for float16.
@@ -182,6 +182,10 @@ class SSLModel(KerasModel):
             return tf.constant(self.options.lr)
         progress = tf.cast(images_seen, tf.float32) / self.total_images
         return self.options.lr * tf.cos(progress * (7 * math.pi / 16))
+
+    def rate_after(self, updates: tf.Tensor, schedule: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """What a schedule says after that many updates; from `total_images` on the same, as cosines turn negative."""
+        return schedule(tf.minimum(self.images_after(updates), math.ceil(min(self.total_images, 1 << 62))))
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
         return self.options.ema

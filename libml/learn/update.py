@@ -208,7 +208,8 @@ class Update:
         scalars["losses/wd"] = tf.zeros([])
         for number, name in enumerate(names):
             group, own, own_slots = self.groups[name], self.vectors[name], self._slot_vectors[name]
-            lr, scale = group.learning_rate(self.model.images_after(state.updates)), state.others.get("loss_scale")
+            lr = self.model.rate_after(state.updates, group.learning_rate)
+            scale = state.others.get("loss_scale")
             old, along = [state.weights[k] for k in own], [gradients[k] for k in own]
             if scale is not None:  # a kernel for each vector, where every weight would need one
                 along = [gradient / scale for gradient in along]

@@ -342,6 +342,7 @@ def export(model: SSLModel, class_names: Sequence[str], data: Callable[[], SSLDa
     if temperature is not None and not (isinstance(temperature, int | float | np.number)
                                         and calibration.LOWEST <= temperature <= calibration.HIGHEST):
         raise UserError(f"temperature={temperature!r}: expected {calibration.LOWEST} to {calibration.HIGHEST}.")
+    temperature = temperature if temperature is None else float(temperature)  # JSON knows none of NumPy's
     with contextlib.ExitStack() as stack:
         with writing(folder):
             place = stack.enter_context(unfinished(folder))

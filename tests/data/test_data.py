@@ -161,6 +161,7 @@ def test_memory_maps_are_copied_only_where_their_order_changes(tmp_path):
     ({"labels": [0, 1, 10 ** 12, 1]}, "to 1000000000000, without \\[2, 3\\]"),
     ({"labels": np.array([0, 1, 2 ** 63, 1], np.uint64)}, "from -9223372036854775808 to 1"),
     ({"name": "arrays:../x"}, "has no slash"), ({"images": np.zeros((4, 0, 8), np.uint8)}, "of shape .4, 0, 8, 1"),
+    ({"labels": np.ma.array([0, 1, 0, 1], mask=[0, 0, 0, 1])}, "a masked array, whose mask would be lost"),
     ({"mirror": "no"}, "mirror='no': expected True or False"), ({"mirror": 0}, "mirror=0"),
     ({"class_names": ["a", "a"]}, "Got 1 class names for 2 classes"),
     ({"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int)}, "0 images with 0 labels"),
@@ -181,4 +182,7 @@ def test_equal_bytes_in_training_and_test_arrays_are_counted():
         found = make(arrays[:9], labels[:9], arrays[6:], labels[6:])
         assert found.notes == ["3 of the 6 test images have the same bytes as training images: the result will be too "
                                "good."]
-        assert not make(arrays[:6], labels[:6], arrays[6:], labels[6:]).notes
+        assert not make(arrays[:6], labels[:6], arrays[6:], labels[6:], valid=2).notes
+        found = make(np.concatenate([arrays[:6]] * 2), np.tile(labels[:6], 2), arrays[6:], labels[6:], valid=2)
+        assert found.notes == ["2 of the 2 validation images have the same bytes as training images: validation scores,"
+                               " and sets calibrated with them, will be too good."]

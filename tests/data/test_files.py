@@ -312,12 +312,15 @@ def test_equal_bytes_in_training_and_test_are_counted(tmp_path, program):
             write(root / part / "ab"[i % 2] / f"{part}{i}.png", (i, 0, 0 if i < 4 else len(part)))
     done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
     assert f"4 of the 6 test images of {root} have the same bytes as training images" in done.stderr
-    assert "of two classes" not in done.stderr
+    assert "of two classes" not in done.stderr and "validation images have" not in done.stderr
     shutil.copytree(root / "train", tmp_path / "copy")
     (tmp_path / "copy").rename(root / "train" / "a" / "copy")  # three images of each class, all as class a
     shutil.copytree(root / "train" / "b", root / "unlabeled")
     done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
     assert f"3 pictures of {root} are training images of two classes, byte for byte, one of them of 'b'" in done.stderr
+    shutil.copytree(root / "unlabeled", root / "valid" / "b")
+    done = program(inspect.main, f"--dataset=folder:{root}", f"--data_dir={tmp_path}")
+    assert "3 of the 3 validation images have the same bytes as training images: validation scores" in done.stderr
 
 
 @pytest.mark.parametrize(("change", "message"), [

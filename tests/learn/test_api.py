@@ -148,6 +148,16 @@ def test_fit_does_what_train_does(digits, tmp_path, monkeypatch):
     assert len(traced) == 1 and model.fingerprint() == train(config).model.fingerprint()
 
 
+def test_the_rate_stays_where_its_schedule_ends(digits):
+    """A cosine that went on would turn negative, and training would undo what it learnt."""
+    model = make()
+    wanted = model.options.lr * np.cos(7 * np.pi / 16)  # 1e-5: float32
+    for updates in (4096 // 4, 3 * 4096 // 4):
+        model.updates.assign(updates)
+        history = model.fit(digits.dataset(model), steps_per_epoch=1, verbose=0).history
+        assert [history["monitors/lr"][0], float(model.optimizer.learning_rate)] == pytest.approx([wanted] * 2, 1e-5)
+
+
 def test_batches_that_contradict_the_options(digits):
     def batches(batch=4, uratio=2, **changes):
         return data_module.batches(digits, batch=batch, uratio=uratio).map(
@@ -315,10 +325,14 @@ def test_batches_to_predict_and_evaluate(digits, fitted):
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(4)
     assert fitted[0].predict(batches.repeat(), steps=3).shape == (12, 10)
     assert fitted[0].evaluate(batches.repeat(), steps=2) == fitted[0].evaluate(batches)
+    assert fitted[0].evaluate(images, labels, batch_size=3, steps=2) == fitted[0].evaluate(images[:6], labels[:6],
+                                                                                           batch_size=3)
     for call, message in [(lambda: fitted[0].predict(batches.repeat()), "These batches never end: .* with steps"),
                           (lambda: fitted[0].evaluate(batches.repeat()), "These batches never end"),
                           (lambda: fitted[0].evaluate(batches, labels), "evaluate got labels beside a dataset"),
                           (lambda: fitted[0].evaluate(images, labels, sample_weight=[1] * 8), "got sample_weight"),
+                          (lambda: fitted[0].evaluate(batches.map(lambda x, y: (x, y, y))), "Batches have 3 parts"),
+                          (lambda: fitted[0].predict(images, steps=0), "predict got steps=0"),
                           (lambda: fitted[0].predict([images[0], images[1][:8]]), "Images are of several shapes")]:
         with pytest.raises(UserError, match=message) as caught:
             call()

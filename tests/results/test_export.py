@@ -239,7 +239,7 @@ def test_two_exports_into_one_folder(shipped, copied, program, tmp_path, monkeyp
 
     def another_is_faster(*arguments):
         monkeypatch.setattr(export, "_write", real)
-        cssl.open(shipped.run).export(target, temperature=2.0)
+        cssl.open(shipped.run).export(target, temperature=np.float32(2))
         return real(*arguments)
 
     monkeypatch.setattr(export, "_write", another_is_faster)
