@@ -346,7 +346,8 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
 
 def twins(images: Iterable[np.ndarray], others: Iterable[np.ndarray], part: str = "test") -> list[str]:
     """Returns a line about images of another part, if any, with the same bytes as training images."""
-    return _twins(*([hash(image.tobytes()) for image in array] for array in (images, others)), part)
+    mine, theirs = ([hash(image.tobytes()) for image in array] for array in (images, others))
+    return _twins(mine, theirs, part)
 
 
 def with_twins_of_valid(data: SSLData, images: np.ndarray) -> SSLData:

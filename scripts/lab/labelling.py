@@ -54,7 +54,7 @@ def simulate(heads, truth: np.ndarray, order: str, seed: int):
                 known = set(trained)
                 trained.append(next(int(n) for n in [*queue, *pool] if n not in known))
         names = [str(truth[n]) for n in trained]
-        classes, p, size = heads.train(np.array(trained), names)
+        classes, p, size = heads.train(np.array(trained), names, np.sort(pool))
         right = np.array(classes)[p.argmax(1)] == truth.astype(str)
         rest = np.setdiff1d(np.arange(len(truth)), [*trained, *held])
         shown = right[held].mean() if held else np.nan
