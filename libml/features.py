@@ -26,7 +26,7 @@ from libml.augment import to_float
 from libml.augment.augmenter import Augmenter
 from libml.config import OWN, RunConfig, parse_views
 from libml.data import DataFacts, SSLData, cache, files, from_arrays
-from libml.data.sets import DEFAULT_DATA_DIR, Embedding, twins, with_twins_of_valid
+from libml.data.sets import DEFAULT_DATA_DIR, Embedding, check_unmasked, twins, with_twins_of_valid
 from libml.data.sources import Told
 from libml.devices import distribute
 from libml.errors import UserError
@@ -180,6 +180,7 @@ def from_features(features: np.ndarray, labels: np.ndarray, test_features: np.nd
     `feature_views` says how many of the others are weak and strong ones, such as "2,4". Without any, views are the
     embeddings with noise: `libml.augment.copies` says how strong.
     """
+    check_unmasked(features, labels, test_features, test_labels)
     vectors, test = _vectors(features, "features"), _vectors(test_features, "test_features")
     classes = np.asarray(labels)
     if classes.shape != vectors.shape[:1] or not np.issubdtype(classes.dtype, np.integer):
@@ -243,8 +244,6 @@ def _with_features(data: SSLData, arrays: dict[str, np.ndarray], feature_views: 
 
 def _vectors(given: np.ndarray, name: str) -> np.ndarray:
     """Returns embeddings as they are stored, [N, views, 1, D] in float16."""
-    if isinstance(given, np.ma.MaskedArray):
-        raise UserError(f"{name} are a masked array, whose mask would be lost; expected one without.")
     given = np.asarray(given)
     if given.ndim not in (2, 3) or not all(given.shape) or not np.issubdtype(given.dtype, np.floating):
         raise UserError(f"{name} are {given.dtype} of shape {list(given.shape)}; expected floats [N, D] or "

@@ -294,9 +294,7 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
     What you write into the arrays later changes nothing here: images are copied, but for read-only arrays. So give
     large ones as `np.load(file, mmap_mode="r")`, which stay on the disk.
     """
-    if any(isinstance(array, np.ma.MaskedArray) for array in (images, labels, test_images, test_labels)):
-        raise UserError("Images or labels are a masked array, whose mask would be lost; expected one without (a label "
-                        "of -1: none).")
+    check_unmasked(images, labels, test_images, test_labels)
     labels, test_labels = np.asarray(labels), np.asarray(test_labels)
     for array in (labels, test_labels):
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -342,6 +340,12 @@ def from_arrays(images: np.ndarray, labels: np.ndarray, test_images: np.ndarray,
         raise UserError(f"name={name!r}: expected arrays, or arrays:NAME, where NAME has no slash.")
     data = make_split(source, split)
     return with_twins_of_valid(data, images) if known else data
+
+
+def check_unmasked(*arrays: object) -> None:
+    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        raise UserError("There is a masked array, whose mask would be lost; expected arrays without (a label of -1: "
+                        "none).")
 
 
 def twins(images: Iterable[np.ndarray], others: Iterable[np.ndarray], part: str = "test") -> list[str]:

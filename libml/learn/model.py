@@ -185,7 +185,7 @@ class SSLModel(KerasModel):
 
     def rate_after(self, updates: tf.Tensor, schedule: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
         """What a schedule says after that many updates; from `total_images` on the same, as cosines turn negative."""
-        return schedule(tf.minimum(self.images_after(updates), math.ceil(min(self.total_images, 1 << 62))))
+        return schedule(tf.minimum(self.images_after(updates), int(min(self.total_images, 1 << 62))))
 
     def ema_decay(self, updates: tf.Tensor) -> float | tf.Tensor:
         return self.options.ema

@@ -489,7 +489,8 @@ def test_files_that_do_not_fit(change, message, tmp_path):
 @pytest.mark.parametrize("change, message", [
     (dict(labels=np.array(["a"] * 80)), "labels are <U1 of shape .80.; expected one whole number for each of the 80"),
     (dict(labels=None), "labels are object of shape"), (dict(features=3.0), "features are float64 of shape"),
-    (dict(features=np.ma.masked_array(np.ones((80, 3)), mask=True)), "features are a masked array"),
+    (dict(features=np.ma.masked_array(np.ones((80, 3)), mask=True)), "There is a masked array"),
+    (dict(labels=np.ma.masked_array(np.arange(80) % 2, mask=True)), "There is a masked array"),
     (dict(feature_views=(1, 2)), "expected the numbers of weak and strong views"),
     (dict(feature_views="junk"), "feature_views=junk: expected")])
 def test_arrays_that_make_no_sense(change, message):

@@ -156,6 +156,7 @@ def test_the_rate_stays_where_its_schedule_ends(digits):
         model.updates.assign(updates)
         history = model.fit(digits.dataset(model), steps_per_epoch=1, verbose=0).history
         assert [history["monitors/lr"][0], float(model.optimizer.learning_rate)] == pytest.approx([wanted] * 2, 1e-5)
+    assert float(CSSL(model.made_of["network"], 10, total_images=0.5).rate_after(9, lambda images: images)) == 0
 
 
 def test_batches_that_contradict_the_options(digits):
