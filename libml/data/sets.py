@@ -253,6 +253,8 @@ def load(name: str, data_dir: str | Path = "", image_size: int | None = None,
     if parsed.is_arrays:
         raise UserError(f"{name} are arrays of a Python program: give them to train or evaluate as `data`.")
     if parsed.path:
+        if not parsed.is_whole and os.path.exists(itself := files.expand("dataset", name.partition(":")[2])):
+            raise UserError(f"{itself} is there, but by its name it is also a split of {parsed.path}. Rename it.")
         if image_size is not None and not (type(image_size) is int and 0 < image_size <= 4096):
             raise OptionError(f"image_size={image_size!r}: expected 1 to 4096 pixels.")
         listing = listing or files.listing(files.expand("dataset", parsed.path), parsed.is_csv)

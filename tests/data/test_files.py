@@ -299,6 +299,15 @@ def test_one_file_has_one_label_and_one_part(tmp_path, program):
         (root / other).unlink()
 
 
+def test_a_folder_whose_name_says_a_split_is_not_taken_for_another(folder, cache):
+    (folder.parent / f"{folder.name}.1@4-2").symlink_to(folder)
+    try:
+        with pytest.raises(UserError, match=r"1@4-2 is there, but by its name it is also a split of .* Rename it"):
+            cssl.from_folder(folder.parent / f"{folder.name}.1@4-2", data_dir=cache)
+    finally:
+        (folder.parent / f"{folder.name}.1@4-2").unlink()
+
+
 @pytest.mark.parametrize("size", [0, -3, 1.5])
 def test_images_have_a_size(folder, cache, size):
     with pytest.raises(UserError, match=f"image_size={size}: expected 1 to 4096 pixels"):
