@@ -33,7 +33,8 @@ ELSEWHERE = {  # lines that no test can run, and who runs them
     r"fashion_mnist": "of the same table"}
 SHORTER = {  # what stands for what takes long, or is not here
     r"(cifar10|cifar100)\.\d@\d+-\d+": "digits.1@40-1", r"/my/images": "my_images",
-    r"keras:(EfficientNetV2B0|ResNet50V2|MobileNetV2,alpha=0.5)": "keras:MobileNet,alpha=0.25",
+    r"--features=keras:MobileNetV2 --train_dir=runs": "--features=pixels --nobaseline --train_dir=runs",
+    r"keras:(EfficientNetV2B0|ResNet50V2|MobileNetV2(,alpha=0.5)?)": "keras:MobileNet,alpha=0.25",
     r"--image_size=96": "--image_size=32", r"RunConfig\.of\(CSSL, train_kimg=64\)": "RunConfig.of(CSSL, **SHORT)"}
 OWN_TESTS = {"extending.md", "predict_export.md", "api.md"}  # tests/learn/test_api.py, …/test_export.py, test_site.py
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,6 +70,8 @@ def run_line(line: str, program) -> None:
         short = {name: value for name, value in SHORT.items() if not (name == "train_kimg" and "train_steps" in line)}
         if "keras:" in line:
             short |= {"weights": "none", "image_size": 32}
+        if re.search("--features=(keras:|pixels)", line):
+            short["feature_views"] = "1,1"
         if "flagfile" in line:
             short |= {"dataset": "digits.1@40-1", "train_dir": "experiments"}
         arguments = [*arguments, *(f"--{name}={value}" for name, value in short.items())]
