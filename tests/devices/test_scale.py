@@ -16,8 +16,8 @@ from libml.run import Run
 
 TINY = ["--dataset=digits.1@40-1", "--filters=4", "--scales=1", "--batch=16", "--uratio=2"]
 # A report and a checkpoint every 10 of 80 updates: signals sent after the first report come long before the end.
-# Without CTAugment, whose graph takes most of the time; three workers show that its rates are equal everywhere.
-LONG = ["-m", "cssl.cssl", *TINY, "--augment=d.d.x", "--report_kimg=0.15625", "--save_kimg=0.15625",
+# Without views, whose graph takes most of the time; three workers show that CTAugment's rates are equal everywhere.
+LONG = ["-m", "cssl.cssl", *TINY, "--augment=x.x.x", "--report_kimg=0.15625", "--save_kimg=0.15625",
         "--train_steps=80"]
 LOST_SECONDS = 60  # measured: 2 s after a death, 12 s after a standstill, on two busy cores
 
