@@ -218,7 +218,8 @@ def main() -> None:
                    f"Made by `python scripts/lab/labelling.py --write`: at most {SIZE} of each dataset's training "
                    f"images, {SEEDS} seeds; accuracy in percent on all images without a label, mean and Student's "
                    f"interval (95 %). {facts['machine']}; commits "
-                   f"{', '.join(sorted({r['commit'] for r in records()}))}.\n\n"
+                   f"{', '.join(sorted({r['commit'] for r in records()}))}. Heads of records before 77c1474 had "
+                   "the random images among their unlabelled ones, which the page's have not.\n\n"
                    f"{text}\n")
 
 
